@@ -38,14 +38,14 @@ class EpochStore:
         self._noted = noted
         self._kept_epochs = kept_epochs
 
-    def fill(self, keys: int, chance: random.Random) -> None:
-        """Close epochs that make the keys from 0 on."""
-        for first in range(0, keys, FILL_KEYS):
-            self.close({key(n): value(chance) for n in range(first, min(keys, first + FILL_KEYS))})
+    def fill(self, keys: int, chance: random.Random, first: int = 0) -> None:
+        """Close epochs that make so many keys, from the number `first` on."""
+        for begin in range(first, first + keys, FILL_KEYS):
+            self.close({key(n): value(chance) for n in range(begin, min(first + keys, begin + FILL_KEYS))})
 
-    def close(self, states: dict[str, str], now_ms: int | None = None) -> float:
+    def close(self, states: dict[str, str], now_ms: int | None = None, *, logged: bool = False) -> float:
         """Close an epoch that writes these states; the processor time of the closing. now_ms: the time; None: by the
-        clock."""
+        clock. logged: append the epoch's changes to the partitions' logs, as a run does with short intervals."""
         from recovery.base.ids import BatchId, Epoch
         from recovery.storage.reach import reach
         from recovery.storage.seam import BatchCount, Changes, CloseRequest
@@ -62,12 +62,26 @@ class EpochStore:
         task.release()
         now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         floor = Epoch(0 if self._kept_epochs is None else max(0, self._epoch - self._kept_epochs))
-        request = CloseRequest(Epoch(self._epoch), batch, now_ms, now_ms, floor, {}, notes_made=self._noted)
+        request = CloseRequest(
+            Epoch(self._epoch), batch, now_ms, now_ms, floor, {}, logged=logged, notes_made=self._noted
+        )
         began_s = time.process_time()
+        if logged:
+            self._store.seal(self._lease, batch, apart=False)
         self._store.close(self._lease, [request] * count)
         spent_s = time.process_time() - began_s
         self._store.checkpoint()
         return spent_s
+
+    def fold(self) -> float:
+        """Move what is logged into the snapshots; the processor time."""
+        from recovery.base.ids import BatchId, Epoch
+
+        began_s = time.process_time()
+        self._store.seal(self._lease, BatchId(self._epoch), apart=True)
+        self._store.fold(self._lease, Epoch(self._epoch), Epoch(self._epoch))
+        self._store.checkpoint()
+        return time.process_time() - began_s
 
     def release(self) -> None:
         """Close the partitions."""

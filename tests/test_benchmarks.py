@@ -21,7 +21,7 @@ from benchmarks.__main__ import benchmarks, everything, of_session, parser
 from benchmarks.contenders.owners import serving
 from benchmarks.harness import glance, pictures, processes, table
 from benchmarks.harness.glance import Compared
-from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_stat, run_child, spent
+from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_stat, run_child, run_command, spent
 from benchmarks.harness.report import Report, replace_section
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 from benchmarks.session import Session
@@ -410,6 +410,18 @@ def test_the_table_of_ratios_has_the_fastest_of_each_kind() -> None:
     assert shown[0] == ["", "recovery", "Spark, Python function", "Bytewax"]
     assert shown[2:] == [["a", "5 s", "4.00 (5.00)", "–"], ["b", "5 bytes", "–", "0.50"]]
     assert glance.bars_of(lines) == [("a", [("Spark, Python function", 4.0)]), ("b", [("Bytewax", 0.5)])]
+
+
+def test_a_command_is_timed_until_its_prompt_and_counted_until_its_last_process() -> None:
+    """A process that outlives the command is waited for, and its lines are read; short processes count, too."""
+    later = "subprocess.Popen(['sh', '-c', 'sleep 1; echo last'])"
+    code = f"import subprocess, sys; print('first', flush=True); sum(range(3_000_000)); {later}; sys.exit(3)"
+    ran = run_command([sys.executable, "-c", code])
+    assert (ran.code, ran.said) == (3, "first\nlast\n")
+    assert ran.usage.cpu_s > 0.02
+    [(first_s, _), (last_s, _)] = ran.lines
+    assert last_s - first_s > 0.9
+    assert ran.usage.total_s > 0
 
 
 def test_what_was_spent_includes_children_that_ended(tmp_path: Path) -> None:

@@ -89,11 +89,13 @@ def write(batch: DataFrame, batch_id: int) -> None:
     batch.write.format("noop").mode("overwrite").save()
 
 
-def files_flow(files: str, kind: str = "python") -> Flow:
-    """The flow over Spark's file source, one file a micro-batch."""
-    return Flow(
-        "keyed", lambda spark: step(spark.readStream.option("maxFilesPerTrigger", 1).text(files), kind), DiscardSink()
-    )
+def files_flow(files: str, kind: str = "python", batch_files: int = 1) -> Flow:
+    """The flow over Spark's file source, so many files a micro-batch."""
+
+    def build(spark: SparkSession) -> DataFrame:
+        return step(spark.readStream.option("maxFilesPerTrigger", batch_files).text(files), kind)
+
+    return Flow("keyed", build, DiscardSink())
 
 
 def appended_flow(path: str, batch_bytes: int) -> Flow:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,44 @@ def run_child(
     except (IndexError, ValueError):
         raise ChildFailedError(f"it ended with code {child.returncode}{_tail(errors)}") from None
     return answer, usage
+
+
+@dataclass(slots=True)
+class Ran:
+    """A command that has ended. usage: of all its processes until the last one of them had ended; total_s: until the
+    command itself had ended. lines: what it wrote to standard output and standard error, with the time of each line,
+    seconds since 1970."""
+
+    code: int
+    usage: Usage
+    lines: list[tuple[float, str]]
+
+    @property
+    def said(self) -> str:
+        """The text of the lines."""
+        return "".join(line for _, line in self.lines)
+
+
+def run_command(command: Sequence[str], environment: dict[str, str] | None = None) -> Ran:
+    """Run a command in this directory, and wait until all that it has started has ended."""
+    running = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    watch, lines = _Watch(running.pid), []
+    assert running.stdout is not None
+    reader = threading.Thread(target=lambda: lines.extend((time.time(), line) for line in running.stdout), name="lines")
+    reader.start()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = running.wait()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    usage = watch.finish(abandoned=False)
+    # The samples miss what short processes do, and the system's count what nobody waits for, as a JVM.
+    counted_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    usage.cpu_s = max(usage.cpu_s, counted_s)
+    # Children that outlive the command, such as a JVM, have its output open.
+    reader.join()
+    running.stdout.close()
+    return Ran(code, usage, lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,7 +279,7 @@ class Planner:
         from that content. Raises MovedError if the file was truncated meanwhile.
         """
         known = position.path, position.seen, position.mtime_ns, position.inode
-        if end == position.offset > 0 and known == (file.path, file.size, file.mtime_ns, file.inode):
+        if end == position.offset and known == (file.path, file.size, file.mtime_ns, file.inode):
             return position
         renewed = replace(position, path=self._path(file), seen=file.size, mtime_ns=file.mtime_ns, inode=file.inode)
         if end == position.offset > 0:

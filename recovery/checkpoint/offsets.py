@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from recovery.base.ids import BatchId
 from recovery.checkpoint.position import HEADER_LINES, ONE_LINE_EACH
 from recovery.checkpoint.source_places import SourcePlaces
+from recovery.errors import RecoveryError
 
 NOTHING_READ = "-"
 """Spark's line for a source that has no offset yet."""
@@ -36,6 +39,29 @@ class OffsetLog:
         """Return the offset's text as bytes."""
         lines = (f"{label}:{offset}" if self.is_numbered else offset for label, offset in self.offsets.items())
         return "\n".join([*self.header, *lines]).encode()
+
+
+class DeltaOffset(msgspec.Struct):
+    """A position in a Delta table. Behind the last file of a version, it names the next version with a negative
+    index."""
+
+    reservoirId: str  # noqa: N815 - Delta's name
+    reservoirVersion: int  # noqa: N815
+    index: int
+    isStartingVersion: bool = False  # noqa: N815
+
+    @property
+    def read_up_to(self) -> int:
+        """The version of which nothing was read, and all before were."""
+        return self.reservoirVersion + (self.index >= 0 or self.isStartingVersion)
+
+
+def delta_offset(text: str | None) -> DeltaOffset | None:
+    """Return a position in a Delta table; None for another source's position, and without a position."""
+    try:
+        return msgspec.json.decode(text or "", type=DeltaOffset)
+    except (ValueError, RecursionError, RecoveryError):
+        return None
 
 
 def read_offsets(checkpoint: Path, batch: BatchId) -> OffsetLog | None:

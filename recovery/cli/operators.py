@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,16 +66,12 @@ def refused_operator_option(function: F) -> F:
     return option("--operator", metavar="N", expose_value=False, callback=refuse, is_eager=True, hidden=True)(function)
 
 
-@contextlib.contextmanager
-def session(conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Open a Spark session for one command."""
+def session(conf: Mapping[str, str]) -> AbstractContextManager[SparkSession]:
+    """Return a context with a Spark session for one command."""
     from recovery.spark.jvm.session import create_session
+    from recovery.spark.jvm.session_end import stopping
 
-    spark = create_session("recovery checkpoint", conf=conf)
-    try:
-        yield spark
-    finally:
-        spark.stop()
+    return stopping(create_session("recovery checkpoint", conf=conf))
 
 
 def operators_text(operators: Sequence[Mapping[str, Any]]) -> str:

@@ -201,17 +201,16 @@ def _tried(
     from recovery.cli.flow_loader import import_paths, load_flow
     from recovery.spark.jvm.jars import with_jars
     from recovery.spark.jvm.session import create_session, launching, prepare_environment
+    from recovery.spark.jvm.session_end import stopping
 
     prepare_environment(*import_paths(target))
     flow, conf = load_flow(target), with_jars(conf, jars, packages)
     with launching(flow.name, master=TRIAL_MASTER, conf=conf):
         from recovery.spark.run.replay_trial import try_replay
 
-        spark = create_session(flow.name, master=TRIAL_MASTER, conf=conf)
-    try:
+        made = create_session(flow.name, master=TRIAL_MASTER, conf=conf)
+    with stopping(made) as spark:
         yield from try_replay(at, keys, flow, spark, directory, SystemClock(), keep_steps)
-    finally:
-        spark.stop()
 
 
 @quarantine.command(name="drop")

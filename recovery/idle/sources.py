@@ -22,6 +22,7 @@ from recovery.base.wording import counted
 from recovery.checkpoint.offsets import NOTHING_READ, read_log
 from recovery.checkpoint.reached import LOCAL, LoggedFile
 from recovery.checkpoint.source_places import FILE_FORMATS, recorded_places
+from recovery.idle.delta import SCHEMA_LOGS, new_version
 from recovery.idle.note import NotedSource
 
 TICKS = "recovery_ticks"
@@ -34,7 +35,7 @@ _OPTIONS: Mapping[str, Collection[str]] = {
     "appended": ("path", "lastline", "encodingerrors", "onrewrite", "onmissing", "sharedfiles"),
 }
 """Options that a note keeps of each format, in lower case; of files, the path. Others may be secrets."""
-_REFUSED = ("cleansource",)
+_REFUSED = ("cleansource", *SCHEMA_LOGS)
 """Options by which a start does something even without input."""
 
 
@@ -46,11 +47,15 @@ class Positions(NamedTuple):
     files: Mapping[str, Collection[LoggedFile]]
 
 
-def noted_source(kind: str, options: Mapping[str, str]) -> NotedSource | None:
-    """Return what a note keeps of a source; None for one that only Spark can ask. options: names in lower case."""
+def noted_source(kind: str, options: Mapping[str, str], *, plain_is_local: bool) -> NotedSource | None:
+    """Return what a note keeps of a source; None for one that only Spark can ask. options: names in lower case.
+    plain_is_local: whether Spark takes a path without a scheme as one of this host."""
     name = kind.lower()
     if name == TICKS:
         return NotedSource(name)
+    # The position of a file source says where its files are; that of a Delta table does not.
+    if name == "delta" and not plain_is_local:
+        return None
     if name not in _READERS or any(option in options for option in _REFUSED):
         return None
     kept = _OPTIONS.get(name, ("path",))
@@ -93,9 +98,15 @@ def _new_lines(source: NotedSource, offset: str, _: Collection[LoggedFile]) -> s
     return None if planner.latest(position, None) == position else f"new lines in {source.options.get('path')}"
 
 
+def _new_versions(source: NotedSource, offset: str, _: Collection[LoggedFile]) -> str | None:
+    path = _local(source)
+    return f"only Spark can look at {source.options.get('path')}" if path is None else new_version(path, offset)
+
+
 _READERS: Mapping[str, Callable[[NotedSource, str, Collection[LoggedFile]], str | None]] = {
     **dict.fromkeys(FILE_FORMATS, _new_files),
     "appended": _new_lines,
+    "delta": _new_versions,
 }
 
 

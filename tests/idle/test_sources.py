@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from recovery.idle.note import NotedSource
-from recovery.idle.sources import Positions, new_input, noted_source
+from recovery.idle.sources import Positions, new_input
+from recovery.idle.sources import noted_source as noted_where
+
+
+def noted_source(kind: str, options: dict[str, str]) -> NotedSource | None:
+    """As of a run whose plain paths are on this host."""
+    return noted_where(kind, options, plain_is_local=True)
 
 
 def test_what_a_note_keeps_of_a_source():
@@ -15,6 +21,10 @@ def test_what_a_note_keeps_of_a_source():
     )
     assert noted_source("kafka", {"subscribe": "topic"}) is None
     assert noted_source("text", {"path": "logs", "cleansource": "delete"}) is None
+    table = {"path": "table", "ignorechanges": "true"}
+    assert noted_source("delta", table) == NotedSource("delta", {"path": "table"})
+    assert noted_source("delta", table | {"schematrackinglocation": "schemas"}) is None
+    assert noted_where("delta", table, plain_is_local=False) is None
 
 
 def test_positions_that_do_not_fit():

@@ -11,11 +11,19 @@ import pyarrow as pa
 import pytest
 
 from recovery import DeltaSink, FileSink, init_partitions
+from recovery.base.reserved import CHECKPOINT_STEP
+from recovery.checkpoint.reached import position_in
 from recovery.errors import FlowFailedError, InputLostError, InputRewrittenError
+from recovery.idle.note import NotedSource
+from recovery.idle.sources import Positions, new_input
+from recovery.planning.resume import plan_resume
+from recovery.storage.reading import FileReader
+from recovery.storage.scan import scan
+from recovery.storage.snapshot import Snapshot
 from tests.lake import DELTA, SETTINGS, needs_delta
 from tests.spark.support import ROOT, run_to_end, set_to, states, totals_step
 from tests.spark.tables import SIZE, Table, counted, kill_at_any_moment, restored, whole_history
-from tests.spark.test_crashes import recovery_command
+from tests.spark.test_crashes import finish, recovery_command
 from tests.spark.test_sinks import running_totals
 
 pytestmark = needs_delta
@@ -255,6 +263,67 @@ def test_columns_that_are_renamed_and_dropped(spark, table, tmp_path):
     assert states(tmp_path / "db", "totals") == table.totals()
     assert go(value="amount", resume_epoch=2, **allowed) == []
     assert states(tmp_path / "db", "totals") == table.totals()
+
+
+def test_what_the_log_says_without_spark(table, tmp_path):
+    """A run reads nothing where the table's log, asked without Spark, has nothing new; it has nothing new after a run
+    that has read its last version."""
+    db = tmp_path / "db"
+
+    def new() -> str | None:
+        plan = plan_resume(scan(db))
+        rows = Snapshot.of(plan, plan.snapshot.cut, FileReader.of).states(CHECKPOINT_STEP)
+        found = position_in(((each.key, each.value) for each in rows), plan.snapshot.batch_id)
+        places = '[{"source":0,"reads":"delta a b "}]'
+        return new_input([NotedSource("delta", {"path": table.place})], places, Positions(*found))
+
+    def go() -> int:
+        return run_to_end(table.frame(), db, FileSink(tmp_path / "out")).batches
+
+    table.add(3)
+    assert go() == 3
+    assert new() is None
+    for statement, says in {
+        "": "version 3",
+        "OPTIMIZE {}": "version 4",
+        "ALTER TABLE {} SET TBLPROPERTIES ('delta.checkpointInterval' = '2')": "version 5",
+    }.items():
+        table.sql(statement) if statement else table.add()
+        assert says in (new() or "")
+        go()
+        assert new() is not None or go() == 0
+    for _ in range(4):
+        table.add()
+        assert new() is not None
+        assert go() == 1
+        assert new() is None
+        assert go() == 0
+    assert (table.path / "_delta_log" / "_last_checkpoint").exists()
+    for old in range(3):
+        (table.path / "_delta_log" / f"{old:020}.json").unlink()
+    assert new() is None
+    assert go() == 0
+    assert states(db, "totals") == table.totals()
+
+
+def test_a_run_that_finds_no_new_version(spark, table, tmp_path):
+    """As a user starts runs by a timer: only with a new version of the table does one start Spark."""
+    pytest.importorskip("deltalake")
+    db, settings = tmp_path / "db", [each for name, text in SETTINGS.items() for each in ("--conf", f"{name}={text}")]
+    init_partitions(db, 2)
+
+    def go() -> str:
+        flow = f"{ROOT}/tests/flows/tables.py:make_delta_from_delta({str(table.path)!r}, {str(tmp_path / 'out')!r})"
+        jars = ",".join(map(str, DELTA))
+        return finish(recovery_command(flow, db, "-s", "0", "--if-new-input", "--jars", jars, *settings))
+
+    table.add(2)
+    assert "no earlier run" in go()
+    assert "no new input since epoch" in go()
+    table.add()
+    assert "version 2 of" in go()
+    assert "no new input since epoch" in go()
+    assert states(db, "totals") == table.totals()
 
 
 @pytest.mark.long

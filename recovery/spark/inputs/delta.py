@@ -15,8 +15,8 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Moment, Question
-from recovery.checkpoint.offsets import NOTHING_READ
-from recovery.errors import ConfigurationError, InputLostError, RecoveryError, StorageError
+from recovery.checkpoint.offsets import NOTHING_READ, delta_offset
+from recovery.errors import ConfigurationError, InputLostError, StorageError
 from recovery.places.address import file_system
 from recovery.places.failures import Failures
 from recovery.places.hadoop import HadoopFiles
@@ -32,21 +32,6 @@ _CAUSE = "The retention of the table's log removed them, or the table was delete
 MOST_ENTRIES = 100
 """The number of entries beyond a position that are read, to tell which of them add rows."""
 IGNORE_MISSING = "spark.sql.files.ignoreMissingFiles"
-
-
-class _Offset(msgspec.Struct):
-    """A position in a Delta table. Behind the last file of a version, it names the next version with a negative
-    index."""
-
-    reservoirId: str  # noqa: N815 - Delta's name
-    reservoirVersion: int  # noqa: N815
-    index: int
-    isStartingVersion: bool = False  # noqa: N815
-
-    @property
-    def read_up_to(self) -> int:
-        """The version of which nothing was read, and all before were."""
-        return self.reservoirVersion + (self.index >= 0 or self.isStartingVersion)
 
 
 class DeltaInput:
@@ -71,8 +56,8 @@ class DeltaInput:
         self._options = stream.options
         self._spark = spark
         self._text = resumes.at
-        self._at = _offset(resumes.at)
-        self._reads = [found for text in resumes.reached.offsets if (found := _offset(text)) is not None]
+        self._at = delta_offset(resumes.at)
+        self._reads = [found for text in resumes.reached.offsets if (found := delta_offset(text)) is not None]
         self._adds: dict[int, bool] = {}
         """Whether each version beyond the position adds rows, as far as its entry was read."""
 
@@ -121,7 +106,7 @@ class DeltaInput:
 
     def behind(self, at: str) -> Sequence[PartLag]:
         """Return the versions that add rows and were not read to their end. Others do not move Delta's position."""
-        position = _offset(at)
+        position = delta_offset(at)
         if not self._name or position is None:
             return ()
         begin = position.reservoirVersion
@@ -195,14 +180,6 @@ class DeltaInput:
                 f"{IGNORE_MISSING}=true. "
                 "Keep VACUUM's retention longer than runs may go back.",
             )
-
-
-def _offset(text: str | None) -> _Offset | None:
-    """Return a position in a Delta table; None for another source's position, and without a position."""
-    try:
-        return msgspec.json.decode(text or "", type=_Offset)
-    except (ValueError, RecursionError, RecoveryError):
-        return None
 
 
 def _added(entry: bytes) -> Iterator[str]:

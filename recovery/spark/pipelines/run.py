@@ -38,6 +38,7 @@ from recovery.spark.clusters import check_master
 from recovery.spark.jvm.errors import failure_behind, in_short
 from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
+from recovery.spark.jvm.session_end import stopping
 from recovery.spark.pipelines.incremental import Load, Loading, _current, moved
 from recovery.storage.store import OwnerAccess, Store
 from recovery.storage.verify import run_all
@@ -107,7 +108,7 @@ def run_pipeline(
         if elsewhere:
             held.enter_context(state.lock(f"pipelines/{pipeline.name}", f"pipeline {pipeline.name}"))
         plans = _plan(pipeline, state, resume)
-        session = held.enter_context(_session(pipeline, master, conf)) if spark is None else spark
+        session = spark or held.enter_context(stopping(create_session(pipeline.name, master=master, conf=conf)))
         with _recording(state, pipeline, _facts(resume, full_refresh, no_state_update)) as record:
             writer = None
             if at is not None and not no_state_update:
@@ -122,15 +123,6 @@ def run_pipeline(
         if failed is not None:
             raise failed
         return PipelineSummary(pipeline.name, record.run.run_id, record.run.nodes)
-
-
-@contextlib.contextmanager
-def _session(pipeline: Pipeline, master: str, conf: Mapping[str, str] | None) -> Iterator[SparkSession]:
-    session = create_session(pipeline.name, master=master, conf=conf)
-    try:
-        yield session
-    finally:
-        session.stop()
 
 
 def _facts(resume: bool, full_refresh: bool, no_state_update: bool) -> dict[str, bool]:

@@ -62,7 +62,7 @@ class BoundPlan:
     exchanged over, and the tactics for its micro-batches. keeps_native_state: whether Spark keeps state of its own for
     it. inputs: everything that the plan reads, also tables that do not stream. streams: the source in each place.
     tables: Iceberg tables that stream, by their places. lookups: the directories or files of the tables of files that
-    do not stream."""
+    do not stream. plain_is_local: whether a path without a scheme is one of the driver's host."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
@@ -75,6 +75,7 @@ class BoundPlan:
     tasks: int
     tuning: Tuning
     keeps_native_state: bool
+    plain_is_local: bool
 
 
 def bind(
@@ -126,8 +127,9 @@ def bind(
     tables = {place: table for place, table in found.items() if table is not None}
     streams, lookups = tuple(_stream(node) for node, _ in reads), tuple(_lookups(plan))
     return BoundPlan(
-        frame, steps, _sources(reads), inputs, streams, tables, lookups, output_mode, tasks, tuning, native
-    )
+        frame, steps, _sources(reads), inputs, streams, tables, lookups, output_mode, tasks, tuning, native,
+        _plain_is_local(spark),
+    )  # fmt: skip
 
 
 def steps_of(frame: DataFrame) -> tuple[RegisteredStep, ...]:
@@ -204,6 +206,12 @@ def _lookups(plan: Any) -> Iterator[str]:
 
 def _input(kind: str, options: Any) -> Input:
     return Input(kind, {name.lower(): value for name, value in options.asCaseSensitiveMap().items()})
+
+
+def _plain_is_local(spark: SparkSession) -> bool:
+    """Return whether Spark takes a path without a scheme as one of the driver's host."""
+    conf: Any = spark._jsparkSession.sessionState().newHadoopConf()
+    return str(conf.get("fs.defaultFS", "file:///")).startswith("file:")
 
 
 def _is_ticks(node: Any) -> bool:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from py4j.protocol import Py4JError
-
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.intervals import AVAILABLE_NOW, Interval
 from recovery.config import DEFAULT_MASTER, RecoveryConfig
@@ -22,6 +20,7 @@ from recovery.runnable import check_config, check_flow
 from recovery.spark.clusters import check_master
 from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
+from recovery.spark.jvm.session_end import stop_session
 from recovery.spark.jvm.yarn_queue import waiting_for_yarn
 from recovery.spark.run.between import Between, added_up, after_loss, settings_of_next
 from recovery.spark.run.execution import FlowRun
@@ -92,18 +91,19 @@ def run_query(
                 prepared, flow, session, flow.sink, flow.output_mode, trigger, observer, goes_on=config is not None
             )
 
-        ours = session if own else None
         try:
             query = started(prepared)
         except BaseException:
-            _stop_session(ours)
+            if own:
+                stop_session(session)
             raise
         stopping = _Stopping(query)
         with _signals(stopping, stopping.tell):
             try:
                 return _to_the_end(query, stopping, started, observer)
             finally:
-                _stop_session(ours)
+                if own:
+                    stop_session(session)
 
 
 class Ended(NamedTuple):
@@ -193,14 +193,6 @@ def _reported(
             observer(WaitingForSpark(what, seconds))
 
     return waiting_for_yarn(None if config is None else config.wait_limit_s, report)
-
-
-def _stop_session(session: Any | None) -> None:
-    if session is None:
-        return
-    # A JVM that is gone needs no stopping, and its failure was already reported.
-    with contextlib.suppress(OSError, Py4JError):
-        session.stop()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,9 @@ from recovery.spark.run.execution import FlowRun
 def read_input(run: FlowRun) -> FlowInput:
     """Return what an execution has read. It has ended without an error."""
     bound = run.bound
-    sources = [noted_source(stream.format, stream.options) for stream in bound.streams]
+    sources = [
+        noted_source(stream.format, stream.options, plain_is_local=bound.plain_is_local) for stream in bound.streams
+    ]
     return FlowInput(
         flow=run.prepared.flow_id,
         execution=run.execution.id,
