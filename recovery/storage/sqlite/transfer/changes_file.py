@@ -24,6 +24,7 @@ from recovery.base.ids import Epoch
 from recovery.errors import CorruptPartitionError, UnsupportedVersionError
 from recovery.planning.chains import ChainLink
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
+from recovery.storage.seam import KeyToErase
 from recovery.storage.sqlite.columns import checked_rows, columns_of
 from recovery.storage.sqlite.describe import closed_epochs
 from recovery.storage.sqlite.digests import (
@@ -36,6 +37,7 @@ from recovery.storage.sqlite.digests import (
     record_digest,
     row_digest_sql,
 )
+from recovery.storage.sqlite.erase import belongs
 from recovery.storage.sqlite.file.connections import connect, file_uri
 from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
 from recovery.storage.sqlite.file.tables import OBJECTS
@@ -295,6 +297,14 @@ def read_links(path: Path) -> list[ChainLink]:
             begun = tuple(Execution(*row) for row in executions)
             found.append(ChainLink(link, after, collected, taken_ms, begun, closed_epochs(epochs, ())))
         return found
+
+
+def holds_any(path: Path, keys: Sequence[KeyToErase]) -> bool:
+    """Return whether a changes file has rows of any of these keys. Raises what `read_links` raises."""
+    with contextlib.closing(connect(path, "unshared")) as connection, translated(path):
+        _check(connection, "main", path)
+        found = connection.execute("SELECT DISTINCT step_id, state_key FROM changed")
+        return any(belongs(step, name, each) for step, name in found for each in keys)
 
 
 def _check(connection: apsw.Connection, schema: str, path: Path) -> None:
