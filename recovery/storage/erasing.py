@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
 
+from recovery.base.ids import PartitionIndex
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.epoch_log import overlaid
-from recovery.storage.sqlite.erase import count_rows
+from recovery.storage.sqlite.erase import belongs, count_rows
+from recovery.storage.sqlite.file.opening import has_states
 from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import snapshot, translated
-from recovery.storage.sqlite.transfer.changes_file import holds_any
+from recovery.storage.sqlite.transfer.changes_file import reading_changes
+from recovery.values.keys import partition_of
+from recovery.values.redaction import named_as, redacted
+
+RECORDS = "SELECT content FROM states WHERE content IS NOT NULL AND instr(state_id, 'runs/')"
+CHANGED = "SELECT DISTINCT step_id, state_key FROM changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Keys to search for in copies of a store with this number of partitions."""
+
+    keys: tuple[KeyToErase, ...]
+    count: int
+
+    @property
+    def partitions(self) -> list[PartitionIndex]:
+        """The partitions whose copies can hold something: those of the keys, and that of the run history."""
+        return sorted({PartitionIndex(0), *(partition_of(each.key, self.count) for each in self.keys)})
+
+    @property
+    def words(self) -> list[str]:
+        """How records of the run history name the keys."""
+        return [word for each in self.keys for word in named_as(each.key)]
 
 
 def rows_in(path: Path, keys: Sequence[KeyToErase]) -> list[HeldRows]:
@@ -26,6 +54,25 @@ def rows_in(path: Path, keys: Sequence[KeyToErase]) -> list[HeldRows]:
     return read_partition(path, read)
 
 
-def is_in_changes(path: Path, keys: Sequence[KeyToErase]) -> bool:
-    """Return whether a changes file has rows of any of these keys. Raises what `read_links` raises."""
-    return holds_any(path, keys)
+def partition_holds(path: Path, wanted: Wanted) -> bool:
+    """Return whether a partition holds any of the keys, or a record of a run names one. Raises CorruptPartitionError
+    or StorageError."""
+
+    def names(connection: apsw.Connection) -> bool:
+        with translated(path):
+            return has_states(connection) and _names(connection, wanted)
+
+    return bool(rows_in(path, wanted.keys)) or read_partition(path, names)
+
+
+def changes_hold(path: Path, wanted: Wanted) -> bool:
+    """Return the same of a changes file. Raises what `read_links` raises."""
+    with contextlib.closing(reading_changes(path)) as connection, translated(path):
+        rows = connection.execute(CHANGED)
+        holds = any(belongs(step, name, each) for step, name in rows for each in wanted.keys)
+        return holds or _names(connection, wanted)
+
+
+def _names(connection: apsw.Connection, wanted: Wanted) -> bool:
+    contents = (json.loads(content) for (content,) in connection.execute(RECORDS))
+    return any(redacted(content, wanted.words) != content for content in contents)

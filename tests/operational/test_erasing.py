@@ -10,21 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from recovery import DirectoryLockedError, FlowMismatchError, StateNotFoundError
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import quarantine_of
-from recovery.errors import StorageError
-from recovery.operational.runs import EDIT
-from recovery.operational.steps.erasing import Found, erase, look
-from recovery.operational.steps.step_edits import audit
-from recovery.planning.resume import plan_resume
-from recovery.storage.lock import DirectoryLock
-from recovery.storage.scan import scan
+from recovery.operational.steps.erasing import erase, look
 from recovery.storage.seam import BatchCount, KeyToErase
 from recovery.storage.store import Store
 from recovery.values.keys import WAITING_SEPARATOR, home_of
 from recovery.values.quarantine import entry_key, note_key
-from tests.faults.minirun import child, die_at, wait
 from tests.shares import seeds
 from tests.stores import STEP, Driver, SpreadDirectory, State, pack, paths_of, problems, query, state_at, window
 
@@ -146,10 +138,12 @@ def test_after_any_history_only_the_key_is_gone(make_store, seed):
     found = look(Store(directory), EVERYWHERE)
     assert sum(each.rows for each in found) == _rows(directory)
     done = erased(directory)
-    assert done is not None and done.found == found
+    assert done is not None
+    assert done.found == found
     assert left(directory) == {epoch: rest(state) for epoch, state in before.items()}
     assert problems(directory) == []
-    assert traces(directory, PERSON + '"', SECRET) == [] and look(Store(directory), EVERYWHERE) == ()
+    assert traces(directory, PERSON + '"', SECRET) == []
+    assert look(Store(directory), EVERYWHERE) == ()
     held = left(directory)
     for epoch in made.chance.sample(sorted(held), min(2, len(held))):
         again = Path(shutil.copytree(directory, directory.with_name(f"{directory.name}-{epoch}")))
@@ -157,7 +151,8 @@ def test_after_any_history_only_the_key_is_gone(make_store, seed):
             apply(run, 20_000, STEP, {"k2": "[2]"})
             run.close(20_000)
         assert rest(state_at(again, epoch + 1)) == {**held[epoch], (STEP, "k2"): ("[2]", None)}
-        assert problems(again) == [] and traces(again, SECRET) == []
+        assert problems(again) == []
+        assert traces(again, SECRET) == []
         shutil.rmtree(again)
 
 

@@ -24,7 +24,6 @@ from recovery.base.ids import Epoch
 from recovery.errors import CorruptPartitionError, UnsupportedVersionError
 from recovery.planning.chains import ChainLink
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
-from recovery.storage.seam import KeyToErase
 from recovery.storage.sqlite.columns import checked_rows, columns_of
 from recovery.storage.sqlite.describe import closed_epochs
 from recovery.storage.sqlite.digests import (
@@ -37,7 +36,6 @@ from recovery.storage.sqlite.digests import (
     record_digest,
     row_digest_sql,
 )
-from recovery.storage.sqlite.erase import belongs
 from recovery.storage.sqlite.file.connections import connect, file_uri
 from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
 from recovery.storage.sqlite.file.tables import OBJECTS
@@ -286,8 +284,7 @@ def attached(connection: apsw.Connection, path: Path) -> Iterator[None]:
 def read_links(path: Path) -> list[ChainLink]:
     """Return the descriptions of the links in a changes file. Raises CorruptPartitionError, UnsupportedVersionError
     or StorageError."""
-    with contextlib.closing(connect(path, "unshared")) as connection, translated(path):
-        _check(connection, "main", path)
+    with contextlib.closing(reading_changes(path)) as connection, translated(path):
         found = []
         for link, after, collected, taken_ms in rows(
             connection, "SELECT link, after_epoch, collected, taken_ms FROM links ORDER BY link"
@@ -299,12 +296,15 @@ def read_links(path: Path) -> list[ChainLink]:
         return found
 
 
-def holds_any(path: Path, keys: Sequence[KeyToErase]) -> bool:
-    """Return whether a changes file has rows of any of these keys. Raises what `read_links` raises."""
-    with contextlib.closing(connect(path, "unshared")) as connection, translated(path):
+def reading_changes(path: Path) -> apsw.Connection:
+    """Return a connection that reads a changes file. Raises what `read_links` raises."""
+    connection = connect(path, "unshared")
+    try:
         _check(connection, "main", path)
-        found = connection.execute("SELECT DISTINCT step_id, state_key FROM changed")
-        return any(belongs(step, name, each) for step, name in found for each in keys)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _check(connection: apsw.Connection, schema: str, path: Path) -> None:
