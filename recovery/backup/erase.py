@@ -149,7 +149,11 @@ def erase_place(place: Place, wanted: Wanted, make: Callable[[], Made], clock: C
             _delete(place, name, refused)
         removed += going
         faults.reach("place.4.manifests")
-        prune(place, [ALL], clock.wall_ms(), made=made)
+        try:
+            prune(place, [ALL], clock.wall_ms(), made=made)
+        except BackupTargetError as error:
+            # Of other objects perhaps; those with a key are tried one by one.
+            refused[""] = error.found
         there = {entry.name for entry in entries_of(place, OBJECTS)}
         for name in (name for name in search.holding if name in there):
             _delete(place, name, refused)

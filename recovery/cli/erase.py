@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +24,7 @@ from recovery.cli.option import option
 from recovery.cli.owners import looked_at, owner_options, store_at
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, ErasureIncompleteError, RecoveryError
-from recovery.operational.steps.erasing import Erased, Found, erase, look, nothing_found
+from recovery.operational.steps.erasing import Erased, Found, erase, has_spark_state, look, nothing_found
 from recovery.planning.resume import plan_resume
 from recovery.storage.copied import files_of
 from recovery.storage.erasing import Wanted
@@ -85,13 +86,13 @@ def erase_command(
     refuse_hydrating(directory, "erase")
     store = store_at(directory, access)
     wanted = Wanted(keys, len(plan_resume(store.found()).partitions))
-    found = look(store, keys)
+    found, native = look(store, keys), has_spark_state(store)
     copies = _Copies(directory, access, wanted, places, standbys)
     if dry_run:
         there = copies.searched()
         if not found and not any(each.held for each in there):
             raise nothing_found(store)
-        _report(directory, found, None, there, True, as_json)
+        _report(directory, found, None, there, True, as_json, native)
         return
     if found:
         tell(_table(found))
@@ -101,7 +102,7 @@ def erase_command(
     there = copies.erased()
     if done is None and not any(each.held or each.left for each in there):
         raise nothing_found(store)
-    _report(directory, found if done is None else done.found, done, there, False, as_json)
+    _report(directory, found if done is None else done.found, done, there, False, as_json, native)
     if any(each.left for each in there):
         error = _incomplete(there)
         if not as_json:
@@ -190,6 +191,7 @@ def _report(
     copies: Sequence[ErasedCopy],
     dry_run: bool,
     as_json: bool,
+    native: bool,
 ) -> None:
     unnamed = _unnamed(directory, [each.location for each in copies])
     if as_json:
@@ -202,6 +204,7 @@ def _report(
             "records": 0 if done is None else done.records,
             "copies": [each.as_json() for each in copies],
             "not_named": unnamed,
+            "spark_state": native,
             "complete": not dry_run and not any(each.left for each in copies),
         }
         print_json(facts)
@@ -217,7 +220,9 @@ def _report(
     for each in copies:
         say(one_line(_copy_text(each, dry_run)))
     for place in unnamed:
-        tell(one_line(f"{place} has copies of {directory} and was not named: erase there too, with --place"))
+        tell(one_line(f"{place} has copies of {directory}: erase there too, a place with --place"))
+    if native:
+        tell("the flow has state of Spark's own operators, which was not looked at: see docs/erase.md")
 
 
 def _copy_text(copy: ErasedCopy, dry_run: bool) -> str:
@@ -250,11 +255,13 @@ def _counts(found: Sequence[Found]) -> str:
 
 
 def _unnamed(directory: Path, named: Sequence[str]) -> list[str]:
-    """Return the places to which the directory was backed up or replicated last, and which were not named."""
+    """Return other copies of the directory that are known: the places to which it was backed up or replicated last, if
+    they were not named, and directories of the store before it was repartitioned."""
     from recovery.backup.note import last_backup, last_replica
 
     notes = (last_backup(directory), last_replica(directory))
-    return sorted({note.destination for note in notes if note is not None} - set(named))
+    places = sorted({note.destination for note in notes if note is not None} - set(named))
+    return [*places, *map(str, sorted(directory.absolute().parent.glob(f"{escape(directory.name)}.*.old")))]
 
 
 def _incomplete(copies: Sequence[ErasedCopy]) -> ErasureIncompleteError:

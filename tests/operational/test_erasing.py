@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
 import shutil
+import signal
 from pathlib import Path
 
+import apsw
 import pytest
 
+from recovery import DirectoryLockedError, FlowMismatchError, StateNotFoundError
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import quarantine_of
-from recovery.operational.steps.erasing import erase, look
+from recovery.errors import StorageError
+from recovery.operational.runs import EDIT
+from recovery.operational.steps.erasing import Found, erase, look
+from recovery.operational.steps.step_edits import audit
+from recovery.planning.resume import plan_resume
+from recovery.storage.lock import DirectoryLock
+from recovery.storage.scan import scan
 from recovery.storage.seam import BatchCount, KeyToErase
 from recovery.storage.store import Store
 from recovery.values.keys import WAITING_SEPARATOR, home_of
 from recovery.values.quarantine import entry_key, note_key
+from tests.faults.minirun import child, die_at, wait
 from tests.shares import seeds
 from tests.stores import STEP, Driver, SpreadDirectory, State, pack, paths_of, problems, query, state_at, window
 
@@ -52,8 +63,7 @@ def traces(root: Path, *words: str) -> list[tuple[str, str]]:
             packed = base64.b64encode(word.encode()).rstrip(b"=")[:-1]
             if any(form in data for form in (word.encode(), packed, word.encode().hex().encode())):
                 found.append((path.name, word))
-    own = set(BESIDE)
-    return [each for each in found if each[1] not in own]
+    return found
 
 
 def apply(run: Driver, batch: int, step: str, changes: dict) -> None:
@@ -166,3 +176,187 @@ def _rows(directory: Path) -> int:
     found = [each for path in paths_of(copy) for each in query(path, tables) if is_of_the_person(*each)]
     shutil.rmtree(copy)
     return len(found)
+
+
+def test_erasing_can_be_limited_to_a_step(make_store):
+    """The step's quarantine goes with it; the other step keeps the key."""
+    directory = make_store(2)
+    history(directory, 1)
+    kept = [each for each in look(Store(directory), EVERYWHERE) if each.step == OTHER]
+    done = erased(directory, (KeyToErase(STEP, PERSON),))
+    assert done is not None
+    assert {each.step for each in done.found} == {STEP}
+    assert look(Store(directory), EVERYWHERE) == tuple(kept)
+    assert erased(directory, (KeyToErase(OTHER, PERSON), KeyToErase(OTHER, "k1"))) is not None
+    assert look(Store(directory), EVERYWHERE) == ()
+    assert problems(directory) == []
+
+
+def test_rows_that_a_condition_puts_aside_have_the_empty_key(store_dir):
+    """They go with it, and only they."""
+    with Driver(store_dir, (STEP, WAITING)) as run:
+        apply(run, 1, WAITING, {note_key(""): "1", entry_key("", 1): "2", note_key("k"): "3"})
+        apply(run, 1, STEP, {"k": "4"})
+        run.close(1)
+    done = erased(store_dir, (KeyToErase(None, ""),))
+    assert done is not None
+    assert done.found == (Found(STEP, True, 2, True),)
+    assert state_at(store_dir, 1) == {(WAITING, note_key("k")): ("3", None), (STEP, "k"): ("4", None)}
+
+
+def test_the_record_says_when_and_how_many_and_not_who(make_store):
+    """In the run history, and as an execution of each partition; neither goes with a rewind."""
+    directory = make_store(2)
+    history(directory, 2)
+    rows = sum(each.rows for each in look(Store(directory), EVERYWHERE))
+    done = erased(directory)
+    assert done is not None
+    [run] = audit(Store(directory), SystemClock()).runs()
+    assert (run.kind, run.status) == (EDIT, "succeeded")
+    assert run.details.items() >= {"what": "erase", "keys": 1, "rows": rows, "execution": done.execution}.items()
+    with Driver(directory, resume_epoch=window(directory)[0] + 1):
+        pass
+    for file in scan(directory):
+        assert file.description is not None
+        [found] = [each for each in file.description.executions if each.erases]
+        assert found.number == done.execution
+    assert traces(directory, f'"{PERSON}"', SECRET) == []
+
+
+def test_errors_in_the_run_history_lose_the_key(make_store):
+    """A run that failed at a key recorded it; other records stay as they are."""
+    directory = make_store(2)
+    history(directory, 4)
+    records = audit(Store(directory), SystemClock())
+    records.begin("flow", "flow").end(ValueError(f"step 'count', key {PERSON!r}: their street is {SECRET}"))
+    records.begin("flow", "flow").end(ValueError("step 'count', key 'k1': no"))
+    done = erased(directory)
+    assert done is not None
+    assert done.records == 1
+    errors = [run.error for run in records.runs() if run.kind == "flow"]
+    assert errors == ["ValueError: step 'count', key 'k1': no", "(erased)"]
+    assert traces(directory, f"{PERSON}'", SECRET) == []
+
+
+def test_what_names_nothing_changes_nothing(make_store):
+    """Also a key that only looks like one, a step's name as a key, and a reserved step."""
+    directory = make_store(2)
+    history(directory, 5)
+    before = {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+    for wanted in (KeyToErase(None, "nobody"), KeyToErase("$checkpoint", PERSON), KeyToErase(None, STEP)):
+        with pytest.raises(StateNotFoundError) as refused:
+            erased(directory, (wanted,))
+        assert wanted.key not in str(refused.value)
+        assert erased(directory, (wanted,), required=False) is None
+    after = {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+    assert set(after) - set(before) <= {"recovery.lock"}
+    assert {name: after[name] for name in before if name != "recovery.lock"} == before
+
+
+def test_no_run_may_be_active(make_store, tmp_path):
+    """Nor may the directory be unused; the key is still there then."""
+    directory = make_store(2)
+    with pytest.raises(FlowMismatchError):
+        erased(directory)
+    history(directory, 6)
+    with DirectoryLock(directory, SystemClock(), "run"), pytest.raises(DirectoryLockedError):
+        erased(directory)
+    assert look(Store(directory), EVERYWHERE)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_any_step_the_key_is_there_or_nowhere_and_the_same_call_completes_it(make_store, point):
+    """A run may begin in between, and closes epochs with or without the key as before."""
+    directory = make_store(2)
+    history(directory, 7)
+    before = left(directory)
+
+    def work() -> None:
+        die_at(point)
+        erased(directory)
+
+    assert wait(child(work)) < 0
+    assert problems(directory) == []
+    after = left(directory)
+    assert after in (before, {epoch: rest(state) for epoch, state in before.items()})
+    with Driver(directory, (STEP, OTHER, WAITING), backup_interval_s=3600.0) as run:
+        apply(run, 30_000, STEP, {"k3": "[3]"})
+        run.close(30_000)
+        newest = run.epoch - 1
+    assert state_at(directory, newest) == {**after[newest - 1], (STEP, "k3"): ("[3]", None)}
+    assert erased(directory) is not None
+    assert traces(directory, SECRET) == []
+    assert problems(directory) == []
+    assert left(directory).items() >= {epoch: rest(state) for epoch, state in before.items()}.items()
+    with pytest.raises(StateNotFoundError):
+        erased(directory)
+
+
+def test_scratch_files_and_older_copies_beside_go_too(make_store):
+    """What a killed run has left, and what a replacement has set aside."""
+    directory = make_store(2)
+    history(directory, 8)
+
+    def killed() -> None:
+        run = Driver(directory)
+        apply(run, 40_000, STEP, {PERSON: f'"{SECRET} again"'})
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert wait(child(killed)) == -signal.SIGKILL
+    shutil.copy(paths_of(directory)[0], directory / "part-0.sqlite3.replaced")
+    shutil.copy(paths_of(directory)[1], directory / "part-1.sqlite3.replaced")
+    assert traces(directory / "scratch", SECRET)
+    assert erased(directory) is not None
+    assert traces(directory, SECRET) == []
+
+
+def test_a_reader_that_keeps_the_log_is_named(make_store, monkeypatch):
+    """The rows are gone already; once the reader has ended, the same call empties the log."""
+    monkeypatch.setattr("recovery.storage.sqlite.file.connections.BUSY_TIMEOUT_MS", 50)
+    directory = make_store(2)
+    history(directory, 9)
+    readers = [apsw.Connection(str(path)) for path in paths_of(directory)]
+    for reader in readers:
+        reader.execute("BEGIN; SELECT count(*) FROM snaps").fetchall()
+    with pytest.raises(StorageError, match="log still holds"):
+        erased(directory)
+    assert look(Store(directory), EVERYWHERE) == ()
+    for reader in readers:
+        reader.close()
+    done = erased(directory)
+    assert done is not None
+    assert done.found == ()
+    assert traces(directory, SECRET) == []
+
+
+def test_partitions_at_owners_lose_the_key_too(make_store):
+    """The same calls cross the network, and each owner rewrites its own files."""
+    places = SpreadDirectory(make_store(3), ((), (0, 2), (1,)))
+    try:
+        history(places, 10, executions=2)
+        store = places.locations()
+        found = look(store, EVERYWHERE)
+        assert {each.step for each in found} >= {STEP}
+        done = erase(store, EVERYWHERE, SystemClock())
+        store.release()
+        assert done is not None
+        assert done.found == found
+        again = places.locations()
+        assert look(again, EVERYWHERE) == ()
+        again.release()
+        assert [each for place in places.places for each in problems(place)] == []
+    finally:
+        places.close()
+    assert [each for place in places.places for each in traces(place, SECRET)] == []
+
+
+def test_the_plan_of_a_resume_is_as_before(make_store):
+    """The epochs and their cuts stay; only an execution was added, and the next one follows it."""
+    directory = make_store(2)
+    history(directory, 11)
+    before = plan_resume(scan(directory))
+    assert erased(directory) is not None
+    after = plan_resume(scan(directory))
+    assert after.resume_epoch == before.resume_epoch
+    assert after.window == before.window
+    assert after.execution_number == before.execution_number + 1

@@ -14,13 +14,14 @@ any step. After a kill, the same call does what is left: its record in the run h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from recovery.base import faults
 from recovery.base.clock import Clock
-from recovery.base.reserved import quarantined_step
+from recovery.base.reserved import CHECKPOINT_STEP, quarantined_step
 from recovery.epochs.execution import new_execution
-from recovery.errors import StateNotFoundError
+from recovery.errors import RecoveryError, StateNotFoundError
 from recovery.operational.runs import EDIT, SUCCEEDED, RunHistory
 from recovery.operational.steps.step_edits import audit, check_used, check_whole, current_user
 from recovery.planning.going_back import kept_interval_s
@@ -102,31 +103,38 @@ def erase(store: Store, keys: Sequence[KeyToErase], clock: Clock, *, required: b
         record = history.begin(str(plan.flow_id), EDIT, {**numbers, **facts, "by": current_user()})
         records = history.redact(words)
         faults.reach("erase.2")
-        try:
-            _erase(held, plan, keys, clock)
-        except BaseException as error:
-            record.end(error)
-            raise
-        # erase.5
-        record.end()
+        # Owners take the record's end as long as they are held.
+        with ExitStack() as connected:
+            try:
+                _erase(held, connected, plan, keys, clock)
+            except BaseException as error:
+                with suppress(RecoveryError):
+                    record.end(error)
+                raise
+            # erase.5
+            record.end()
     return Erased(found, plan.execution_number, records)
 
 
-def _erase(store: Store, plan: ResumePlan, keys: Sequence[KeyToErase], clock: Clock) -> None:
+def _erase(store: Store, connected: ExitStack, plan: ResumePlan, keys: Sequence[KeyToErase], clock: Clock) -> None:
     assert plan.flow_id is not None
     kept_s = kept_interval_s(plan.partitions, None)
     execution = new_execution(plan, plan.flow_id, clock, backup_interval_s=kept_s)
     execution = replace(execution, id=f"{ERASURE}{execution.id}")
     partitions = store.connect(plan.partitions, store.directory / SCRATCH_NAME, clock)
-    try:
-        # erase.3
-        partitions.start(execution, [], plan.partitions, erases=keys)
-        faults.reach("erase.3")
-        # erase.4
-        partitions.scrub()
-        faults.reach("erase.4")
-    finally:
-        partitions.release()
+    connected.callback(partitions.release)
+    # erase.3
+    partitions.start(execution, [], plan.partitions, erases=keys)
+    faults.reach("erase.3")
+    # erase.4
+    partitions.scrub()
+    faults.reach("erase.4")
+
+
+def has_spark_state(store: Store) -> bool:
+    """Return whether the newest snapshot has state of Spark's own operators, in which no key is looked for. Raises the
+    errors of planning, and CorruptPartitionError or StorageError."""
+    return any(name.startswith("state/") for name, _ in store.at().sizes(CHECKPOINT_STEP))
 
 
 def nothing_found(store: Store) -> StateNotFoundError:
