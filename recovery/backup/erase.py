@@ -19,14 +19,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.backup.catalog import entries_of
+from recovery.backup.catalog import Catalog, entries_of
 from recovery.backup.make import Made
 from recovery.backup.manifest import OBJECTS, RUNNING, Manifest, manifest_name
-from recovery.backup.repository import STALE_AFTER_S, list_backups, prune
+from recovery.backup.repository import STALE_AFTER_S, check_store, list_backups, prune
+from recovery.backup.standby.document import read_standby
 from recovery.backup.standby.follow import Follower
 from recovery.base import faults
 from recovery.base.clock import Clock
-from recovery.errors import BackupDamagedError, BackupTargetError, RecoveryError, StandbyDirectoryError
+from recovery.errors import (
+    BackupDamagedError,
+    BackupTargetError,
+    ForeignPartitionError,
+    NoBackupError,
+    RecoveryError,
+    StandbyDirectoryError,
+)
 from recovery.host.durable import create
 from recovery.host.scratch import scratch_directory
 from recovery.host.storage_errors import storage_errors
@@ -74,6 +82,14 @@ class _Search:
         self.holding: list[str] = []
         self.unread: list[str] = []
 
+    def begin(self) -> None:
+        """Search what is there now. Raises NoBackupError, ForeignPartitionError, BackupTargetError."""
+        contents = Catalog(self._place).look()
+        if not (contents.backups or contents.unreadable or entries_of(self._place, OBJECTS)):
+            raise NoBackupError("it holds no backup", path=self._place.shown, cause="The address may be misspelt.")
+        check_store(contents.backups, self._wanted.store_id, self._place.shown)
+        self.go_on()
+
     def go_on(self) -> bool:
         """Search the objects that were not searched yet; return whether there were any. Raises BackupTargetError."""
         folders = tuple(f"{OBJECTS}part-{index}/" for index in self._wanted.partitions)
@@ -115,20 +131,21 @@ class _Search:
 
 
 def search_place(place: Place, wanted: Wanted) -> ErasedCopy:
-    """Return what a place of backups holds of keys, and which backups would go. Only reads. Raises BackupTargetError
-    or StorageError."""
+    """Return what a place of backups holds of keys, and which backups would go. Only reads. Raises what
+    `erase_place` raises before it changes anything."""
     search = _Search(place, wanted)
-    search.go_on()
+    search.begin()
     removed = tuple(manifest.id for manifest in _listing(place, search.holding))
     return ErasedCopy(place.shown, tuple(search.holding), removed, left=tuple(search.unread), why=_unread(search))
 
 
 def erase_place(place: Place, wanted: Wanted, make: Callable[[], Made], clock: Clock) -> ErasedCopy:
     """Erase keys from a place of backups. make: makes a backup there of the store, in which they are erased, of whole
-    partitions. Raises what `make` raises, and BackupTargetError: then the call has to be repeated."""
+    partitions. Raises NoBackupError, ForeignPartitionError, and what `make` raises: then nothing was removed;
+    BackupTargetError: then the call has to be repeated."""
     # place.1
     search = _Search(place, wanted)
-    search.go_on()
+    search.begin()
     if not search.holding and not search.unread:
         return ErasedCopy(place.shown)
     # place.2
@@ -188,9 +205,14 @@ def _unread(search: _Search, left: Sequence[str] | None = None) -> str:
 
 def search_standby(directory: Path, wanted: Wanted) -> ErasedCopy:
     """Return which files of a standby hold keys. Only reads. Raises StandbyDirectoryError for another directory,
-    CorruptPartitionError or StorageError."""
+    ForeignPartitionError, CorruptPartitionError or StorageError."""
     if not is_standby(directory):
         raise StandbyDirectoryError("it is not a standby", path=directory, cause="", remedy="Name a standby.")
+    mark = read_standby(directory)
+    if mark is not None and mark.store_id not in (None, wanted.store_id):
+        raise ForeignPartitionError(
+            f"it is a standby of store {mark.store_id}, not of {wanted.store_id}", path=directory
+        )
     paths = (directory / f"part-{index}.sqlite3" for index in wanted.partitions)
     return ErasedCopy(
         str(directory), tuple(path.name for path in paths if path.exists() and partition_holds(path, wanted))

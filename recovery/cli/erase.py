@@ -85,7 +85,8 @@ def erase_command(
         raise click.UsageError("Give --key or --key-file.")
     refuse_hydrating(directory, "erase")
     store = store_at(directory, access)
-    wanted = Wanted(keys, len(plan_resume(store.found()).partitions))
+    first, *others = plan_resume(store.found()).partitions
+    wanted = Wanted(keys, first.store_id, len(others) + 1)
     found, native = look(store, keys), has_spark_state(store)
     copies = _Copies(directory, access, wanted, places, standbys)
     if dry_run:

@@ -27,9 +27,10 @@ CHANGED = "SELECT DISTINCT step_id, state_key FROM changed"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Keys to search for in copies of a store with this number of partitions."""
+    """Keys to search for in copies of a store. count: the number of its partitions."""
 
     keys: tuple[KeyToErase, ...]
+    store_id: str
     count: int
 
     @property

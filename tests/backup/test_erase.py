@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,24 @@ from recovery.backup.manifest import OBJECTS, RUNNING
 from recovery.backup.repository import list_backups, prune, running_name
 from recovery.backup.writer import Writer
 from recovery.base.clock import SystemClock
-from recovery.errors import BackupTargetError, StandbyDirectoryError, TakenOverError
+from recovery.errors import (
+    BackupTargetError,
+    ForeignPartitionError,
+    NoBackupError,
+    StandbyDirectoryError,
+    TakenOverError,
+)
 from recovery.operational.runs import RunHistory
 from recovery.operational.steps.step_edits import audit
 from recovery.places.directory import DirectoryPlace
 from recovery.planning.backups import KeepRule
 from recovery.storage.erasing import Wanted
+from recovery.storage.scan import scan
 from recovery.storage.store import Store
 from tests.backup.standby.support import followed, newest_state
 from tests.backup.support import back_up, bring_back, states
 from tests.faults.minirun import child, die_at, wait
-from tests.operational.test_erasing import (
+from tests.operational.person import (
     EVERYWHERE,
     OTHER,
     PERSON,
@@ -40,7 +48,13 @@ from tests.shares import seeds
 from tests.stores import STEP, Driver, problems, window
 
 COUNT = 2
-WANTED = Wanted(EVERYWHERE, COUNT)
+
+
+def wanted(directory: Path) -> Wanted:
+    """The person, in copies of a directory's store."""
+    [found, *_] = scan(directory)
+    assert found.description is not None
+    return Wanted(EVERYWHERE, found.description.store_id, COUNT)
 
 
 class Copies:
@@ -51,6 +65,7 @@ class Copies:
         self.place = DirectoryPlace(root / "place")
         self.standby = root / "standby"
         self.history = history(directory, seed, executions=2)
+        self.wanted = wanted(directory)
         self.back_up()
         for _ in range(3):
             self.write()
@@ -68,7 +83,7 @@ class Copies:
         return back_up(self.directory, self.place, **options)
 
     def erase(self) -> ErasedCopy:
-        return erase_place(self.place, WANTED, self.back_up, SystemClock())
+        return erase_place(self.place, self.wanted, self.back_up, SystemClock())
 
     def unpacked(self) -> Path:
         """A directory with what all objects of the place hold, unpacked."""
@@ -95,7 +110,7 @@ def test_a_place_holds_one_backup_without_the_key(make_store, tmp_path, seed):
     copies = Copies(make_store(COUNT), tmp_path, seed)
     before = states(copies.directory)
     assert erased(copies.directory) is not None
-    found = search_place(copies.place, WANTED)
+    found = search_place(copies.place, copies.wanted)
     done = copies.erase()
     assert set(found.held) <= set(done.held)
     assert done.left == ()
@@ -117,12 +132,12 @@ def test_backups_without_the_key_stay(make_store, tmp_path):
     first = back_up(directory, place).manifest
     history(directory, 3, executions=1)
     back_up(directory, place)
-    name = next(each for each in search_place(place, WANTED).held)
+    name = next(each for each in search_place(place, wanted(directory)).held)
     (tmp_path / "place" / name.replace(name.split("-")[-1], "00ff.sqlite3.zst")).write_bytes(
         (tmp_path / "place" / name).read_bytes()
     )
     assert erased(directory) is not None
-    done = erase_place(place, WANTED, lambda: back_up(directory, place), SystemClock())
+    done = erase_place(place, wanted(directory), lambda: back_up(directory, place), SystemClock())
     assert done.left == ()
     assert len(done.held) == 2
     assert [each.id for each in list_backups(place).manifests] == [first.id, done.backup]
@@ -191,7 +206,7 @@ def test_a_place_that_refuses_to_remove_is_told(copies):
 
     assert erased(copies.directory) is not None
     place = Locked(copies.root / "place")
-    done = erase_place(place, WANTED, copies.back_up, SystemClock())
+    done = erase_place(place, copies.wanted, copies.back_up, SystemClock())
     assert set(done.left) == set(done.held)
     assert "locked until 2027" in done.why
     assert traces(copies.restored("back"), SECRET) == []
@@ -216,9 +231,9 @@ def test_a_backup_that_is_being_made_is_waited_for_by_the_user(copies):
 def test_an_object_that_cannot_be_read_is_told(copies):
     """It may hold the key, and the backups that list it stay, until they are pruned."""
     assert erased(copies.directory) is not None
-    name = search_place(copies.place, WANTED).held[0]
+    name = search_place(copies.place, copies.wanted).held[0]
     (copies.root / "place" / name).write_bytes(b"no object")
-    found = search_place(copies.place, WANTED)
+    found = search_place(copies.place, copies.wanted)
     assert found.left == (name,)
     assert found.why
     done = copies.erase()
@@ -249,12 +264,12 @@ def test_another_directory_is_the_writer(copies, tmp_path):
 def test_a_standby_gets_files_without_the_key(copies):
     """By following its place, once the key is erased there; before that, it still holds the key."""
     assert erased(copies.directory) is not None
-    assert search_standby(copies.standby, WANTED).held
-    early = erase_standby(copies.standby, WANTED, SystemClock())
+    assert search_standby(copies.standby, copies.wanted).held
+    early = erase_standby(copies.standby, copies.wanted, SystemClock())
     assert early.left
     assert "--place" in early.why
     assert copies.erase().left == ()
-    done = erase_standby(copies.standby, WANTED, SystemClock())
+    done = erase_standby(copies.standby, copies.wanted, SystemClock())
     assert done.held == early.held
     assert done.left == ()
     assert traces(copies.standby, SECRET) == []
@@ -262,10 +277,20 @@ def test_a_standby_gets_files_without_the_key(copies):
     assert newest_state(copies.standby) == newest_state(copies.directory)
 
 
-def test_what_is_no_standby_is_refused(copies):
-    """Its files would not be replaced."""
+def test_what_is_no_copy_of_the_store_is_refused(copies, tmp_path):
+    """Nothing of the key is there, which would be no answer about the copies that the user meant."""
+    empty = DirectoryPlace(tmp_path / "misspelt")
+    with pytest.raises(NoBackupError):
+        search_place(empty, copies.wanted)
+    with pytest.raises(NoBackupError):
+        erase_place(empty, copies.wanted, copies.back_up, SystemClock())
+    other = replace(copies.wanted, store_id="another")
+    with pytest.raises(ForeignPartitionError):
+        search_place(copies.place, other)
+    with pytest.raises(ForeignPartitionError):
+        search_standby(copies.standby, other)
     with pytest.raises(StandbyDirectoryError):
-        erase_standby(copies.directory, WANTED, SystemClock())
+        erase_standby(copies.directory, copies.wanted, SystemClock())
 
 
 def test_records_of_failed_runs_in_copies_are_found(make_store, tmp_path):
@@ -275,11 +300,11 @@ def test_records_of_failed_runs_in_copies_are_found(make_store, tmp_path):
     records: RunHistory = audit(Store(directory), SystemClock())
     records.begin("flow", "flow").end(ValueError(f"step 'count', key {PERSON!r}: their street is {SECRET}"))
     back_up(directory, place)
-    assert {name.split("/")[1] for name in search_place(place, WANTED).held} == {
+    assert {name.split("/")[1] for name in search_place(place, wanted(directory)).held} == {
         "part-0",
-        f"part-{max(WANTED.partitions)}",
+        f"part-{max(wanted(directory).partitions)}",
     }
     assert erased(directory) is not None
-    done = erase_place(place, WANTED, lambda: back_up(directory, place), SystemClock())
+    done = erase_place(place, wanted(directory), lambda: back_up(directory, place), SystemClock())
     assert done.left == ()
-    assert search_place(place, WANTED).held == ()
+    assert search_place(place, wanted(directory)).held == ()
