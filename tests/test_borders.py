@@ -76,9 +76,9 @@ PURE = ("time", "random", "secrets", "os", "shutil", "subprocess", "socket")
 """What planning does not import: no clock, no chance, no files. What it needs comes in as arguments."""
 
 STORAGE = (
-    "bytewax connect copied copies documents history hydration initialize kept lock moving.arriving moving.blocks "
-    "moving.departed moving.leaving moving.mover moving.task no_partitions origin owner_reader reach reading "
-    "repartition restored scan seam snapshot staged standby store verify"
+    "bytewax connect copied copies documents erasing history hydration initialize kept lock moving.arriving "
+    "moving.blocks moving.departed moving.leaving moving.mover moving.task no_partitions origin owner_reader "
+    "reach reading repartition restored scan seam snapshot staged standby store verify"
 )
 """The public modules of `recovery.storage`: all that other rooms may import of it."""
 

@@ -40,7 +40,7 @@ from recovery.host.scratch import scratch_directory
 from recovery.host.storage_errors import storage_errors
 from recovery.places.protocol import DRAFT, Place, UnreadableError
 from recovery.planning.backups import MOST_DIGITS, KeepRule
-from recovery.storage.erasing import Wanted, changes_hold, partition_holds
+from recovery.storage.erasing import SoughtKeys, changes_hold, partition_holds
 from recovery.storage.standby import is_standby
 
 ALL = KeepRule(count=10**MOST_DIGITS)
@@ -76,7 +76,7 @@ class _Search:
     """The objects of a place, of which each is read once. searched: the names that were; holding: those of them that
     hold a key; unread: those that cannot be read as what they should be."""
 
-    def __init__(self, place: Place, wanted: Wanted) -> None:
+    def __init__(self, place: Place, wanted: SoughtKeys) -> None:
         self._place, self._wanted = place, wanted
         self.searched: set[str] = set()
         self.holding: list[str] = []
@@ -130,7 +130,7 @@ class _Search:
                 file.write(chunk)
 
 
-def search_place(place: Place, wanted: Wanted) -> ErasedCopy:
+def search_place(place: Place, wanted: SoughtKeys) -> ErasedCopy:
     """Return what a place of backups holds of keys, and which backups would go. Only reads. Raises what
     `erase_place` raises before it changes anything."""
     search = _Search(place, wanted)
@@ -139,7 +139,7 @@ def search_place(place: Place, wanted: Wanted) -> ErasedCopy:
     return ErasedCopy(place.shown, tuple(search.holding), removed, left=tuple(search.unread), why=_unread(search))
 
 
-def erase_place(place: Place, wanted: Wanted, make: Callable[[], Made], clock: Clock) -> ErasedCopy:
+def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], clock: Clock) -> ErasedCopy:
     """Erase keys from a place of backups. make: makes a backup there of the store, in which they are erased, of whole
     partitions. Raises NoBackupError, ForeignPartitionError, and what `make` raises: then nothing was removed;
     BackupTargetError: then the call has to be repeated."""
@@ -203,7 +203,7 @@ def _unread(search: _Search, left: Sequence[str] | None = None) -> str:
     return "what these hold cannot be read" if found else ""
 
 
-def search_standby(directory: Path, wanted: Wanted) -> ErasedCopy:
+def search_standby(directory: Path, wanted: SoughtKeys) -> ErasedCopy:
     """Return which files of a standby hold keys. Only reads. Raises StandbyDirectoryError for another directory,
     ForeignPartitionError, CorruptPartitionError or StorageError."""
     if not is_standby(directory):
@@ -219,7 +219,7 @@ def search_standby(directory: Path, wanted: Wanted) -> ErasedCopy:
     )
 
 
-def erase_standby(directory: Path, wanted: Wanted, clock: Clock) -> ErasedCopy:
+def erase_standby(directory: Path, wanted: SoughtKeys, clock: Clock) -> ErasedCopy:
     """Erase keys from a standby, by following its place, from which they are erased already: what it lacks is a whole
     copy, which takes the place of each file."""
     before = search_standby(directory, wanted)

@@ -27,7 +27,7 @@ from recovery.errors import ConfigurationError, ErasureIncompleteError, Recovery
 from recovery.operational.steps.erasing import Erased, Found, erase, has_spark_state, look, nothing_found
 from recovery.planning.resume import plan_resume
 from recovery.storage.copied import files_of
-from recovery.storage.erasing import Wanted
+from recovery.storage.erasing import SoughtKeys
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.seam import KeyToErase
 from recovery.storage.store import OwnerAccess
@@ -86,7 +86,7 @@ def erase_command(
     refuse_hydrating(directory, "erase")
     store = store_at(directory, access)
     first, *others = plan_resume(store.found()).partitions
-    wanted = Wanted(keys, first.store_id, len(others) + 1)
+    wanted = SoughtKeys(keys, first.store_id, len(others) + 1)
     found, native = look(store, keys), has_spark_state(store)
     copies = _Copies(directory, access, wanted, places, standbys)
     if dry_run:
@@ -131,7 +131,7 @@ class _Copies(NamedTuple):
 
     directory: Path
     access: OwnerAccess
-    wanted: Wanted
+    wanted: SoughtKeys
     places: tuple[str, ...]
     standbys: tuple[Path, ...]
 

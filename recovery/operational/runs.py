@@ -24,7 +24,7 @@ from recovery.errors import CorruptStateError, RecoveryError
 from recovery.host.processes import identity, is_same, is_visible
 from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.ids import StateId, join
-from recovery.values.redaction import redacted
+from recovery.planning.redaction import redacted
 
 HEARTBEAT_S = 10.0
 MISSED_BEATS = 6

@@ -11,6 +11,7 @@ from pathlib import Path
 import apsw
 
 from recovery.base.ids import PartitionIndex
+from recovery.planning.redaction import named_as, redacted
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.epoch_log import overlaid
 from recovery.storage.sqlite.erase import belongs, count_rows
@@ -19,14 +20,13 @@ from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import snapshot, translated
 from recovery.storage.sqlite.transfer.changes_file import reading_changes
 from recovery.values.keys import partition_of
-from recovery.values.redaction import named_as, redacted
 
 RECORDS = "SELECT content FROM states WHERE content IS NOT NULL AND instr(state_id, 'runs/')"
 CHANGED = "SELECT DISTINCT step_id, state_key FROM changed"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SoughtKeys:
     """Keys to search for in copies of a store. count: the number of its partitions."""
 
     keys: tuple[KeyToErase, ...]
@@ -55,7 +55,7 @@ def rows_in(path: Path, keys: Sequence[KeyToErase]) -> list[HeldRows]:
     return read_partition(path, read)
 
 
-def partition_holds(path: Path, wanted: Wanted) -> bool:
+def partition_holds(path: Path, wanted: SoughtKeys) -> bool:
     """Return whether a partition holds any of the keys, or a record of a run names one. Raises CorruptPartitionError
     or StorageError."""
 
@@ -66,7 +66,7 @@ def partition_holds(path: Path, wanted: Wanted) -> bool:
     return bool(rows_in(path, wanted.keys)) or read_partition(path, names)
 
 
-def changes_hold(path: Path, wanted: Wanted) -> bool:
+def changes_hold(path: Path, wanted: SoughtKeys) -> bool:
     """Return the same of a changes file. Raises what `read_links` raises."""
     with contextlib.closing(reading_changes(path)) as connection, translated(path):
         rows = connection.execute(CHANGED)
@@ -74,6 +74,6 @@ def changes_hold(path: Path, wanted: Wanted) -> bool:
         return holds or _names(connection, wanted)
 
 
-def _names(connection: apsw.Connection, wanted: Wanted) -> bool:
+def _names(connection: apsw.Connection, wanted: SoughtKeys) -> bool:
     contents = (json.loads(content) for (content,) in connection.execute(RECORDS))
     return any(redacted(content, wanted.words) != content for content in contents)

@@ -25,7 +25,7 @@ from recovery.operational.runs import RunHistory
 from recovery.operational.steps.step_edits import audit
 from recovery.places.directory import DirectoryPlace
 from recovery.planning.backups import KeepRule
-from recovery.storage.erasing import Wanted
+from recovery.storage.erasing import SoughtKeys
 from recovery.storage.scan import scan
 from recovery.storage.store import Store
 from tests.backup.standby.support import followed, newest_state
@@ -50,11 +50,11 @@ from tests.stores import STEP, Driver, problems, window
 COUNT = 2
 
 
-def wanted(directory: Path) -> Wanted:
+def wanted(directory: Path) -> SoughtKeys:
     """The person, in copies of a directory's store."""
     [found, *_] = scan(directory)
     assert found.description is not None
-    return Wanted(EVERYWHERE, found.description.store_id, COUNT)
+    return SoughtKeys(EVERYWHERE, found.description.store_id, COUNT)
 
 
 class Copies:

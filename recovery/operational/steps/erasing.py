@@ -25,12 +25,12 @@ from recovery.errors import RecoveryError, StateNotFoundError
 from recovery.operational.runs import EDIT, SUCCEEDED, RunHistory
 from recovery.operational.steps.step_edits import audit, check_used, check_whole, current_user
 from recovery.planning.going_back import kept_interval_s
+from recovery.planning.redaction import named_as
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import ERASURE, PartitionDescription
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.seam import KeyToErase
 from recovery.storage.store import Store
-from recovery.values.redaction import named_as
 
 PURPOSE = "erase"
 
