@@ -80,7 +80,8 @@ def erase_command(
     Nothing brings the key back but input that has it. End the run first. Ends with 44 if nothing of the key is found,
     and with 19 if a copy that was named still holds it.
     """
-    keys = tuple(KeyToErase(step, key) for key in (*given, *_read(key_file)) for step in (steps or (None,)))
+    texts = list(dict.fromkeys((*given, *_read(key_file))))
+    keys = tuple(KeyToErase(step, text) for text in texts for step in (steps or (None,)))
     if not keys:
         raise click.UsageError("Give --key or --key-file.")
     refuse_hydrating(directory, "erase")
@@ -91,10 +92,11 @@ def erase_command(
     copies = _Copies(directory, access, wanted, places, standbys)
     if dry_run:
         there = copies.searched()
-        if not found and not any(each.held for each in there):
+        if not found and not any(each.held or each.left for each in there):
             raise nothing_found(store)
-        _report(directory, found, None, there, True, as_json, native)
+        _report(directory, found, None, there, True, as_json, native, keys)
         return
+    store.check_free()
     if found:
         tell(_table(found))
         also = " and of the named copies" if places or standbys else ""
@@ -103,7 +105,7 @@ def erase_command(
     there = copies.erased()
     if done is None and not any(each.held or each.left for each in there):
         raise nothing_found(store)
-    _report(directory, found if done is None else done.found, done, there, False, as_json, native)
+    _report(directory, found if done is None else done.found, done, there, False, as_json, native, keys)
     if any(each.left for each in there):
         error = _incomplete(there)
         if not as_json:
@@ -193,7 +195,11 @@ def _report(
     dry_run: bool,
     as_json: bool,
     native: bool,
+    keys: Sequence[KeyToErase],
 ) -> None:
+    texts = list(dict.fromkeys(each.key for each in keys))
+    there = {keys[position].key for each in found for position in each.keys}
+    missing = [number for number, text in enumerate(texts, 1) if text not in there]
     unnamed = _unnamed(directory, [each.location for each in copies])
     if as_json:
         facts: dict[str, Any] = {
@@ -201,6 +207,8 @@ def _report(
             "dry_run": dry_run,
             "rows": sum(each.rows for each in found),
             "found": [each.as_json() for each in found],
+            "keys": len(texts),
+            "keys_not_found": missing,
             "execution": None if done is None else done.execution,
             "records": 0 if done is None else done.records,
             "copies": [each.as_json() for each in copies],
@@ -220,6 +228,9 @@ def _report(
         say(f"{counted(done.records, 'record')} of the run history named the key, and no longer does")
     for each in copies:
         say(one_line(_copy_text(each, dry_run)))
+    if found and missing:
+        numbers = ", ".join(map(str, missing[:20])) + (", …" if len(missing) > 20 else "")
+        tell(f"of {counted(len(texts), 'key')}, {directory} had nothing of number {numbers} in the order given")
     for place in unnamed:
         tell(one_line(f"{place} has copies of {directory}: erase there too, a place with --place"))
     if native:

@@ -40,11 +40,13 @@ class KeyToErase(NamedTuple):
 
 class HeldRows(NamedTuple):
     """What a partition holds of a key that may be erased: the id under which it is stored, which is that of a step or
-    of its quarantine, and the number of rows, of all held epochs. newest: the newest snapshot has some of them."""
+    of its quarantine, and the number of rows, of all held epochs. newest: the newest snapshot has some of them. keys:
+    the positions of the keys that have some, among those that were asked for."""
 
     stored: str
     rows: int
     newest: bool
+    keys: tuple[int, ...] = ()
 
 
 class Changes(NamedTuple):

@@ -17,6 +17,7 @@ from recovery.errors import (
     DirectoryLockedError,
     ErasureIncompleteError,
     NoBackupError,
+    StandbyDirectoryError,
     StateNotFoundError,
 )
 from recovery.storage.lock import DirectoryLock
@@ -114,8 +115,13 @@ def test_only_the_named_steps_lose_the_key(store):
 def test_keys_come_from_a_file_or_a_pipe(store, tmp_path):
     """So they are in no list of processes; lines of a file that is none are an error."""
     assert erase(store, "--key-file", "-", "--yes", given=f"{PERSON}\nk1\n").exit_code == 0
-    (tmp_path / "keys").write_text("k2\nnobody\n")
-    assert erase(store, "--key-file", tmp_path / "keys", "--yes").exit_code == 0
+    (tmp_path / "keys").write_text("k2\nnobody\n\nk3\n")
+    done = erase(store, "--key-file", tmp_path / "keys", "--dry-run", "--json")
+    assert json.loads(done.stdout)["keys_not_found"] == [2]
+    done = erase(store, "--key-file", tmp_path / "keys", "--yes")
+    assert done.exit_code == 0
+    assert "of 3 keys" in done.stderr
+    assert "number 2 in the order given" in done.stderr
     for key in (PERSON, "k1", "k2"):
         assert erase(store, "--key", key, "--dry-run").exit_code == StateNotFoundError.exit_code
     assert erase(store, "--key-file", tmp_path, "--yes").exit_code == ConfigurationError.exit_code
@@ -128,6 +134,15 @@ def test_no_run_may_be_active(store):
     with DirectoryLock(store, SystemClock(), "run"):
         assert erase(store, "--key", PERSON, "--yes").exit_code == DirectoryLockedError.exit_code
     assert content(store) == before
+
+
+def test_a_standby_is_not_erased_by_itself(store, tmp_path):
+    """Its place would bring the key back; with --standby, the place is done first."""
+    assert command("backup", store, tmp_path / "place").exit_code == 0
+    assert command("follow", tmp_path / "place", tmp_path / "standby", "--once").exit_code == 0
+    refused = erase(tmp_path / "standby", "--key", PERSON, "--yes")
+    assert refused.exit_code == StandbyDirectoryError.exit_code
+    assert erase(store, "--key", PERSON, "--standby", store, "--dry-run").exit_code == StandbyDirectoryError.exit_code
 
 
 def test_an_unknown_key_changes_nothing(store, tmp_path):

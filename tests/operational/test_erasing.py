@@ -105,7 +105,7 @@ def test_rows_that_a_condition_puts_aside_have_the_empty_key(store_dir):
         run.close(1)
     done = erased(store_dir, (KeyToErase(None, ""),))
     assert done is not None
-    assert done.found == (Found(STEP, True, 2, True),)
+    assert done.found == (Found(STEP, True, 2, True, frozenset({0})),)
     assert state_at(store_dir, 1) == {(WAITING, note_key("k")): ("3", None), (STEP, "k"): ("4", None)}
 
 

@@ -38,12 +38,13 @@ PURPOSE = "erase"
 @dataclass(frozen=True, slots=True)
 class Found:
     """Rows of the wanted keys in one step. waiting: they are rows in quarantine, not states. newest: some of them are
-    in the newest snapshot; if not, only older snapshots have them."""
+    in the newest snapshot; if not, only older snapshots have them. keys: the positions of the keys that have some."""
 
     step: str
     waiting: bool
     rows: int
     newest: bool
+    keys: frozenset[int] = frozenset()
 
     def as_json(self) -> dict[str, object]:
         """Return the fields as JSON values."""
@@ -68,10 +69,11 @@ def look(store: Store, keys: Sequence[KeyToErase]) -> tuple[Found, ...]:
 def _look(store: Store, partitions: Sequence[PartitionDescription], keys: Sequence[KeyToErase]) -> tuple[Found, ...]:
     found: dict[str, Found] = {}
     for partition in partitions:
-        for stored, rows, newest in store.reader(partition).rows_of(keys):
+        for stored, rows, newest, positions in store.reader(partition).rows_of(keys):
             step = quarantined_step(stored)
             before = found.get(stored, Found(step or stored, step is not None, 0, False))
-            found[stored] = replace(before, rows=before.rows + rows, newest=before.newest or newest)
+            of_both = before.keys | frozenset(positions)
+            found[stored] = replace(before, rows=before.rows + rows, newest=before.newest or newest, keys=of_both)
     return tuple(each for _, each in sorted(found.items()))
 
 
@@ -98,7 +100,7 @@ def erase(store: Store, keys: Sequence[KeyToErase], clock: Clock, *, required: b
             return None
         faults.reach("erase.1")
         # erase.2
-        facts = {"what": PURPOSE, "keys": len(keys), "rows": sum(each.rows for each in found)}
+        facts = {"what": PURPOSE, "keys": len({each.key for each in keys}), "rows": sum(each.rows for each in found)}
         numbers = {"execution": plan.execution_number, "epoch": plan.resume_epoch}
         record = history.begin(str(plan.flow_id), EDIT, {**numbers, **facts, "by": current_user()})
         records = history.redact(words)

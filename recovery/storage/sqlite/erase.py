@@ -27,18 +27,23 @@ from recovery.values.keys import WAITING_SEPARATOR
 from recovery.values.quarantine import note_key, parse_waiting_key
 
 EVERY_STEP = f"{STEPS} UNION SELECT DISTINCT step_id FROM superseded"
+# A search for each held epoch: without the list, SQLite reads all rows of the table.
+HELD = "until_epoch IN (SELECT epoch FROM epochs)"
 # All names of a key's rows in quarantine begin with that of its note.
-WAITING = """
+WAITING = f"""
 SELECT state_key FROM snaps WHERE step_id = :step AND state_key >= :begin AND state_key < :end
 UNION
-SELECT state_key FROM superseded WHERE step_id = :step AND state_key >= :begin AND state_key < :end
+SELECT state_key FROM superseded WHERE {HELD} AND step_id = :step AND state_key >= :begin AND state_key < :end
 """
 ROWS = f"""
 SELECT snap_epoch, NULL, digest, {ROW_BYTES} FROM snaps WHERE step_id = :step AND state_key = :key
 UNION ALL
-SELECT snap_epoch, until_epoch, digest, 0 FROM superseded WHERE step_id = :step AND state_key = :key
+SELECT snap_epoch, until_epoch, digest, 0 FROM superseded WHERE {HELD} AND step_id = :step AND state_key = :key
 """
-DELETE = "DELETE FROM {} WHERE step_id = :step AND state_key = :key"
+DELETE = (
+    "DELETE FROM snaps WHERE step_id = :step AND state_key = :key",
+    f"DELETE FROM superseded WHERE {HELD} AND step_id = :step AND state_key = :key",
+)
 AFTER_WAITING = chr(ord(WAITING_SEPARATOR) + 1)
 REPLACED = (".replaced", ".replaced-wal")
 
@@ -62,28 +67,31 @@ def belongs(stored: str, name: str, wanted: KeyToErase) -> bool:
     return not stored.startswith(RESERVED_PREFIX) and wanted.step in (None, stored) and name == wanted.key
 
 
-def _stored(connection: apsw.Connection, keys: Sequence[KeyToErase]) -> list[tuple[str, str]]:
-    """Return step and key, as they are stored, of everything that belongs to keys."""
-    found = dict[tuple[str, str], None]()
+def _stored(connection: apsw.Connection, keys: Sequence[KeyToErase]) -> dict[tuple[str, str], int]:
+    """Return step and key, as they are stored, of everything that may belong to keys, with the position of that key."""
+    found: dict[tuple[str, str], int] = {}
     for (stored,) in rows(connection, EVERY_STEP):
-        for each in keys:
+        for position, each in enumerate(keys):
             names = [each.key]
             if quarantined_step(stored) is not None:
                 within = {"begin": note_key(each.key), "end": f"{each.key}{AFTER_WAITING}"}
                 names = [name for (name,) in rows(connection, WAITING, {"step": stored, **within})]
-            found |= dict.fromkeys((stored, name) for name in names if belongs(stored, name, each))
-    return list(found)
+            for name in names:
+                if belongs(stored, name, each):
+                    found.setdefault((stored, name), position)
+    return found
 
 
 def count_rows(connection: apsw.Connection, keys: Sequence[KeyToErase]) -> list[HeldRows]:
     """Return how many rows there are of keys, by the id under which they are stored. Inside a transaction."""
     found: dict[str, HeldRows] = {}
-    for stored, name in _stored(connection, keys):
+    for (stored, name), position in _stored(connection, keys).items():
         of_name = _rows_of(connection, stored, name)
         if of_name:
-            _, count, newest = found.get(stored, HeldRows(stored, 0, False))
-            newest = newest or any(each.until is None for each in of_name)
-            found[stored] = HeldRows(stored, count + len(of_name), newest)
+            before = found.get(stored, HeldRows(stored, 0, False))
+            newest = before.newest or any(each.until is None for each in of_name)
+            positions = tuple(sorted({*before.keys, position}))
+            found[stored] = HeldRows(stored, before.rows + len(of_name), newest, positions)
     return sorted(found.values())
 
 
@@ -103,8 +111,8 @@ def erase_keys(connection: apsw.Connection, keys: Sequence[KeyToErase]) -> None:
         count, size_bytes = sizes.get(step, (0, 0))
         live = [each for each in found if each.until is None]
         sizes[step] = count - len(live), size_bytes - sum(each.size_bytes for each in live)
-        for table in ("snaps", "superseded"):
-            connection.execute(DELETE.format(table), {"step": step, "key": key})
+        for delete in DELETE:
+            connection.execute(delete, {"step": step, "key": key})
     change_sizes(connection, sizes)
     for before, after in _without(closed_epochs(rows(connection, EPOCHS.format(where="")), ()), gone):
         connection.execute("DELETE FROM epochs WHERE epoch = ?", (before.epoch,))
