@@ -60,6 +60,11 @@ class ErasedCopy:
     left: tuple[str, ...] = ()
     why: str = ""
 
+    @property
+    def is_place(self) -> bool:
+        """Whether the copy is a place of backups, which has objects, and not a standby."""
+        return all(name.startswith(OBJECTS) for name in self.held)
+
     def as_json(self) -> dict[str, object]:
         """Return the fields as JSON values."""
         return {

@@ -240,7 +240,7 @@ def _report(
 def _copy_text(copy: ErasedCopy, dry_run: bool) -> str:
     if not copy.held and not copy.left:
         return f"{copy.location}: nothing of the key is there"
-    held = counted(len(copy.held), "file or object", "files and objects")
+    held = counted(len(copy.held), "object" if copy.is_place else "file")
     if dry_run:
         would = f", of {counted(len(copy.removed), 'backup')}, which would be removed" if copy.removed else ""
         unread = f"; {counted(len(copy.left), 'object')} cannot be read" if copy.left else ""

@@ -22,6 +22,7 @@ from recovery.storage.scan import scan
 from recovery.storage.seam import KeyToErase
 from recovery.storage.store import Store
 from recovery.values.quarantine import entry_key, note_key
+from tests.faults import minirun
 from tests.faults.minirun import child, die_at, wait
 from tests.operational.person import (
     EVERYWHERE,
@@ -265,3 +266,26 @@ def test_the_plan_of_a_resume_is_as_before(make_store):
     assert after.resume_epoch == before.resume_epoch
     assert after.window == before.window
     assert after.execution_number == before.execution_number + 1
+
+
+@pytest.mark.parametrize("seed", seeds(12))
+def test_runs_resume_and_go_back_after_an_erasure(make_store, seed):
+    """A run counts each record of every other key once; of the key only later input counts."""
+    directory = make_store(3)
+    minirun.run(directory, seed, 6, seed, backup_interval=3600)
+    key = max(minirun.states(directory))
+    done = erased(directory, (KeyToErase(None, key),))
+    assert done is not None
+    assert key not in minirun.states(directory)
+    minirun.run(directory, seed, 10, seed, backup_interval=3600)
+    truth, found = minirun.totals(seed, 10), minirun.states(directory)
+    assert {**found, key: truth.get(key)} == {**truth, key: truth.get(key)}
+    since = dict[str, int]()
+    for batch in range(6, 10):
+        value = minirun.input_of(seed, batch).get(key)
+        if value:
+            since[key] = since.get(key, 0) * 3 % 1_000_003 + value
+        elif value is not None:
+            since.pop(key, None)
+    assert found.get(key) == (str(since[key]) if since else None)
+    assert problems(directory) == []
