@@ -9,6 +9,7 @@ RecoveryError                     10
 ├── RewindRepeatedError           16  the same rewind a second time
 ├── QuarantineError               17  more rows would wait in quarantine than may, or some for a step without one
 ├── LookLimitError                18  a look would read for longer than it may
+├── ErasureIncompleteError        19  a copy still holds a key that is erased from its store
 ├── NoPartitionsError             20
 ├── MissingPartitionsError        21
 ├── InconsistentPartitionsError   22
@@ -233,6 +234,15 @@ class LookLimitError(RecoveryError):
     restart = True
     default_cause = "There is much to read, or the machine is busy. Each look is bounded, so that none slows a run."
     default_remedy = "Ask for less (a step, a prefix, fewer rows), or run the command that has no such limit."
+
+
+class ErasureIncompleteError(RecoveryError):
+    """A key is erased from the store, and a copy that was named still holds the key, or may."""
+
+    exit_code = 19
+    restart = True
+    default_cause = "The place refuses to remove objects, such as a bucket with object lock; or the copy is in use."
+    default_remedy = "Remove that cause, and run the same command again; it completes what is left."
 
 
 class NoPartitionsError(RecoveryError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.planning.measures import ClosedPartition, StepSize
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription, StepEdit
-from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, CloseRequest
+from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, CloseRequest, KeyToErase
+from recovery.storage.sqlite.erase import belongs
 
 State = tuple[str | bytes, int | None]
 """A value and its timeout."""
@@ -141,8 +142,10 @@ class Partition:
         if not self.executions or self.executions[-1].lease != lease:
             raise LeaseLostError(f"execution {lease.number} may not write any more: a later one began", path=self.path)
 
-    def start(self, execution: Execution, planned: PartitionDescription | None) -> None:
-        """Begin an execution: abandon everything at or above its resume epoch, and fold."""
+    def start(
+        self, execution: Execution, planned: PartitionDescription | None, erases: Sequence[KeyToErase] = ()
+    ) -> None:
+        """Begin an execution: abandon everything at or above its resume epoch, fold, and erase keys at every epoch."""
         newest = self.executions[-1] if self.executions else None
         if newest is not None and newest.lease == execution.lease:
             return
@@ -156,6 +159,13 @@ class Partition:
         self.epochs = [each for each in self.epochs if each.epoch <= last]
         self.snapshots = {epoch: states for epoch, states in self.snapshots.items() if epoch <= last}
         self.fold(self.collected if execution.backup_interval_s else Epoch(last))
+        for states in (states for steps in self.snapshots.values() for states in steps.items()):
+            for key in [key for key in states[1] if any(belongs(states[0], key, each) for each in erases)]:
+                del states[1][key]
+        self.epochs = [
+            replace(each, live_rows=sum(map(len, self.snapshots[each.epoch].values()))) if erases else each
+            for each in self.epochs
+        ]
         self.executions.append(execution)
         self.flow_id = execution.flow_id
 

@@ -26,7 +26,7 @@ from recovery.errors import LeaseLostError, StorageError
 from recovery.planning.measures import ClosedPartition, Measure, StepSize, outdated
 from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.reach import KINDS
-from recovery.storage.seam import BatchCount, Changes, CloseRequest, Collected, FencingStore, Keys, States
+from recovery.storage.seam import BatchCount, Changes, CloseRequest, Collected, FencingStore, Keys, KeyToErase, States
 from tests.memory_contents import Delta, Partition, Scratch, State, states_of, unpacked
 
 _names = itertools.count(1)
@@ -84,12 +84,13 @@ class MemoryPartitions:
         planned: Sequence[PartitionDescription] = (),
         *,
         keeps_log: bool = False,
+        erases: Sequence[KeyToErase] = (),
     ) -> None:
         """See `PartitionStore.start`. What is logged and what is folded are the same here but for their names."""
         with self._lock:
             # Partitions that lacked an epoch first, as in the real store: see `FilePartitions.start`.
             for index in sorted(range(self.partition_count), key=lambda i: planned[i].newest_epoch if planned else 0):
-                self._partitions[index].start(execution, planned[index] if planned else None)
+                self._partitions[index].start(execution, planned[index] if planned else None, erases)
             self._make_deltas(execution, steps)
 
     def fence(self, plan: Callable[[Sequence[PartitionDescription]], Execution]) -> Execution:
@@ -167,6 +168,9 @@ class MemoryPartitions:
     def _clear(self) -> None:
         for delta in itertools.chain.from_iterable(self._deltas.values()):
             delta.apart = False
+
+    def scrub(self) -> None:
+        """See `PartitionStore.scrub`. Memory keeps nothing of what was deleted."""
 
     def collect(self, floor: Epoch) -> list[Collected]:
         """See `PartitionStore.collect`."""

@@ -76,7 +76,7 @@ PURE = ("time", "random", "secrets", "os", "shutil", "subprocess", "socket")
 """What planning does not import: no clock, no chance, no files. What it needs comes in as arguments."""
 
 STORAGE = (
-    "bytewax connect copied copies documents glance history hydration initialize kept lock moving.arriving "
+    "bytewax connect copied copies documents erasing glance history hydration initialize kept lock moving.arriving "
     "moving.blocks moving.departed moving.leaving moving.mover moving.task no_partitions origin owner_reader reach "
     "reading repartition restored scan seam snapshot staged standby store verify"
 )

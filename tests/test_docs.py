@@ -128,14 +128,15 @@ def test_tables_and_columns_are_documented() -> None:
 
 
 def test_crash_points_are_documented() -> None:
-    """Every crash point is explained in commit-protocol.md, backup.md or on the page of its sink, and no other."""
+    """Every crash point is explained in commit-protocol.md, backup.md, erase.md or on the page of its sink, and no
+    other."""
     code = "".join(path.read_text() for path in (ROOT / "recovery").rglob("*.py"))
     points = set(re.findall(r'faults\.reach\("([\w.]+)"\)|"((?:delta|iceberg)\.\d|kafka\.\d[\w.]*)"', code))
     points = {point for found in points for point in found if point}
-    text = page("commit-protocol.md") + page("sinks.md") + page("delta.md") + page("backup.md")
+    text = page("commit-protocol.md") + page("sinks.md") + page("delta.md") + page("backup.md") + page("erase.md")
     named = set(
         re.findall(
-            r"`((?:start|hold|close|fold|hydrate|prepare|publish|rollback|upsert|delta|iceberg|kafka|follow|promote)\.\d[\w.]*)`",
+            r"`((?:start|hold|close|fold|hydrate|prepare|publish|rollback|upsert|delta|iceberg|kafka|follow|promote|erase|place)\.\d[\w.]*)`",
             text,
         )
     )

@@ -38,6 +38,7 @@ COMMANDS = {
     "runs": "runs",
     "state": "state",
     "quarantine": "quarantine",
+    "erase": "erase:erase_command",
     "warmup": "warmup",
     "demo": "demo",
 }
@@ -46,7 +47,7 @@ SECTIONS = {
     "Run a flow": ("demo", "init", "run", "warmup"),
     "Look": ("status", "ui", "plan", "history", "diff", "report", "verify", "advise"),
     "Keep copies, and bring them back": ("backup", "restore", "drill", "follow", "promote"),
-    "Change what is stored": ("state", "quarantine", "hwm", "runs", "fork", "repartition", "gc"),
+    "Change what is stored": ("state", "quarantine", "hwm", "runs", "fork", "repartition", "gc", "erase"),
     "Come from another tool": ("checkpoint", "import"),
     "Several hosts": ("serve", "owners"),
 }

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -23,6 +24,7 @@ from recovery.errors import CorruptStateError, RecoveryError
 from recovery.host.processes import identity, is_same, is_visible
 from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.ids import StateId, join
+from recovery.planning.redaction import redacted
 
 HEARTBEAT_S = 10.0
 MISSED_BEATS = 6
@@ -32,6 +34,7 @@ FLOW, SAVED, EDIT = "flow", "saved", "edit"
 KEPT_SKIPPED = 100
 """The number of runs in a row that were skipped whose records stay: one a minute would make half a million a year."""
 NODE_STATUSES = (RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD)
+_OF_RUNS = re.compile("(@[^/]*/)?runs/")
 _OUTCOME = {SUCCEEDED: True, SKIPPED: True, FAILED: False, BLOCKED: False, DEAD: False}
 
 
@@ -194,6 +197,21 @@ class RunHistory:
             self._backend.forget([self._id(run.pipeline, run.run_id) for run in gone])
         return gone
 
+    def names(self, words: Collection[str]) -> bool:
+        """Return whether a record, in any environment, has a text with one of these words."""
+        return bool(self._naming(words))
+
+    def redact(self, words: Collection[str]) -> int:
+        """Replace each text with one of these words, in the records of all environments; return the number of records
+        that had some."""
+        found = self._naming(words)
+        self._backend.update({each.state_id: lambda now: _redacted(now, words) for each in found})
+        return len(found)
+
+    def _naming(self, words: Collection[str]) -> list[Document]:
+        found = [each for each in self._backend.list() if _OF_RUNS.match(each.state_id) and each.content is not None]
+        return [each for each in found if redacted(each.content, words) != each.content]
+
     def _id(self, pipeline: str, run_id: str) -> StateId:
         return f"{self._prefix}{join('runs', pipeline, run_id)}"
 
@@ -285,6 +303,10 @@ class RunRecorder:
             with self._lock:
                 noted = {name: value for name, value in self.run.details.items() if before.get(name) != value}
                 self.run = replace(changed, details={**changed.details, **noted})
+
+
+def _redacted(document: Document | None, words: Collection[str]) -> Any:
+    return None if document is None else redacted(document.content, words)
 
 
 def read_run(run_id: str, content: Mapping[str, Any]) -> tuple[Run, float]:

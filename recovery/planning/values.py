@@ -9,6 +9,9 @@ from recovery.base.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, 
 from recovery.errors import RecoveryError
 from recovery.values.declaration import Convert
 
+ERASURE = "erased-"
+"""Begins the id of an execution that erases keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class Execution:
@@ -29,6 +32,11 @@ class Execution:
     def lease(self) -> Lease:
         """The partition's lease: the right to write."""
         return Lease(self.number, self.id)
+
+    @property
+    def erases(self) -> bool:
+        """Whether the execution erased keys when it began: then no epoch before it is as its copies have it."""
+        return self.id.startswith(ERASURE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from recovery.errors import LeaseLostError, OwnerUnreachableError
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, PartitionDescription, StepEdit
 from recovery.storage.reach import spread_address
-from recovery.storage.seam import BatchCount, CloseRequest, Collected, Edited, added_up, of_all_steps
+from recovery.storage.seam import BatchCount, CloseRequest, Collected, Edited, KeyToErase, added_up, of_all_steps
 from recovery.storage.sqlite.store import FilePartitions, epoch_of
 from recovery.values.keys import home_of
 from recovery.wire.address import owner_address
@@ -100,10 +100,14 @@ class OwnerPartitions:
         return [at_owner(self._owner, each) for each in self.ask(PartitionCalls.describe)]
 
     def begin(
-        self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None], keeps_log: bool
+        self,
+        execution: Execution,
+        planned: Mapping[PartitionIndex, PartitionDescription | None],
+        keeps_log: bool,
+        erases: Sequence[KeyToErase],
     ) -> None:
         self._owner.begun = BegunExecution(self._store_id, execution.lease)
-        self.ask(PartitionCalls.begin, execution, planned, keeps_log)
+        self.ask(PartitionCalls.begin, execution, planned, keeps_log, erases)
 
     def make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
         self._owner.ask(OwnerCalls.make_deltas, execution, list(steps))
@@ -209,6 +213,7 @@ class OwnedPartitions:
         planned: Sequence[PartitionDescription] = (),
         *,
         keeps_log: bool = False,
+        erases: Sequence[KeyToErase] = (),
     ) -> None:
         """See `PartitionStore.start`. As in one directory, partitions that lacked an epoch come before those that hold
         it, wherever they are."""
@@ -221,7 +226,7 @@ class OwnedPartitions:
             def begin(location: Located, epoch: Epoch = epoch) -> None:
                 mine = {index: seen[index] for index in location.indexes if epoch_of(seen[index]) == epoch}
                 if mine:
-                    location.begin(execution, mine, keeps_log)
+                    location.begin(execution, mine, keeps_log, erases)
 
             self._each(begin)
         self._each(lambda location: location.make_deltas(execution, steps))
@@ -255,6 +260,10 @@ class OwnedPartitions:
     def fold(self, lease: Lease, epoch: Epoch, floor: Epoch) -> list[Mapping[str, StepSize]]:
         """See `PartitionStore.fold`."""
         return self._in_order(self._all(PartitionCalls.fold, lease, epoch, floor))
+
+    def scrub(self) -> None:
+        """See `PartitionStore.scrub`."""
+        self._all(PartitionCalls.scrub)
 
     def collect(self, floor: Epoch) -> list[Collected]:
         """See `PartitionStore.collect`."""

@@ -14,6 +14,7 @@ from recovery.planning.measures import Measure, StepSize
 from recovery.planning.resume import Cut
 from recovery.storage.history import Due, KeyChange, KeyState, KeyVersion, VersionSpan
 from recovery.storage.reading import FileReader
+from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.wire.calls import ChangeRow, FileFacts, OwnerCalls, StateRow, VersionRow
 from recovery.wire.run_client import Owner
 
@@ -76,6 +77,9 @@ class OwnerReader:
 
     def has_step(self, step: str) -> bool:
         return self._owner.ask(OwnerCalls.has_step, self._name, StepId(step))
+
+    def rows_of(self, keys: Sequence[KeyToErase]) -> list[HeldRows]:
+        return self._owner.ask(OwnerCalls.rows_of, self._name, list(keys))
 
     def sizes(self) -> dict[str, StepSize] | None:
         return self._facts.sizes
@@ -179,6 +183,9 @@ class Looks:
 
     def has_step(self, name: str, step: StepId) -> bool:
         return self._reader(name).has_step(step)
+
+    def rows_of(self, name: str, keys: list[KeyToErase]) -> list[HeldRows]:
+        return self._reader(name).rows_of(keys)
 
     def largest(self, name: str, limit: int) -> list[tuple[str, str, int]]:
         return self._reader(name).largest(limit)

@@ -10,8 +10,9 @@ from typing import Protocol
 from recovery.planning.measures import Measure, StepSize
 from recovery.planning.resume import Cut
 from recovery.planning.values import PartitionDescription
-from recovery.storage import history, scan
-from recovery.storage.history import Due, KeyChange, KeyState, KeyVersion, VersionSpan
+from recovery.storage import erasing, history, scan
+from recovery.storage.history import Due, KeyChange, KeyState, KeyVersion
+from recovery.storage.seam import HeldRows, KeyToErase
 
 
 class PartitionReader(Protocol):
@@ -82,6 +83,10 @@ class PartitionReader(Protocol):
         """Return whether the newest snapshot has rows of a step."""
         ...
 
+    def rows_of(self, keys: Sequence[KeyToErase]) -> list[HeldRows]:
+        """Return how many rows the partition holds of these keys, at any epoch, by step."""
+        ...
+
     def sizes(self) -> dict[str, StepSize] | None:
         """Return the size of each step; None if the version of the file is too old to record sizes."""
         ...
@@ -148,6 +153,9 @@ class FileReader:
 
     def has_step(self, step: str) -> bool:
         return history.has_step(self.path, step)
+
+    def rows_of(self, keys: Sequence[KeyToErase]) -> list[HeldRows]:
+        return erasing.rows_in(self.path, keys)
 
     def sizes(self) -> dict[str, StepSize] | None:
         return scan.sizes_in(self.path)

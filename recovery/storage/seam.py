@@ -31,6 +31,24 @@ Edited = tuple[str | None, int | None]
 """A value as it is stored, and its timeout in milliseconds since 1970. A value of None discards the key."""
 
 
+class KeyToErase(NamedTuple):
+    """A key to erase with all its history, and with its rows in quarantine. step: None: in every step that has it."""
+
+    step: str | None
+    key: str
+
+
+class HeldRows(NamedTuple):
+    """What a partition holds of a key that may be erased: the id under which it is stored, which is that of a step or
+    of its quarantine, and the number of rows, of all held epochs. newest: the newest snapshot has some of them. keys:
+    the positions of the keys that have some, among those that were asked for."""
+
+    stored: str
+    rows: int
+    newest: bool
+    keys: tuple[int, ...] = ()
+
+
 class Changes(NamedTuple):
     """A chunk of changed states, packed so that SQLite can unpack them without Python.
 
@@ -181,13 +199,16 @@ class PartitionStore(Protocol):
         planned: Sequence[PartitionDescription] = (),
         *,
         keeps_log: bool = False,
+        erases: Sequence[KeyToErase] = (),
     ) -> None:
         """Begin an execution: abandon everything at or above its resume epoch, and fold what is logged. Safe to repeat.
 
         planned: the partitions as the plan saw them. keeps_log: what is logged stays so, and counts as touched since
-        the last fold. Then the first epoch has to be logged, too, unless everything is folded before. Raises
-        LeaseLostError when a later execution began, or an epoch was closed since planning: `start` never abandons an
-        epoch that the plan does not know.
+        the last fold. Then the first epoch has to be logged, too, unless everything is folded before. erases: keys of
+        which the partitions hold nothing afterwards, at no epoch: all rows of a key go with one transaction, which
+        records the execution. `scrub` removes what the files still have of them. Raises LeaseLostError when a later
+        execution began, or an epoch was closed since planning: `start` never abandons an epoch that the plan does not
+        know.
         """
         ...
 
@@ -234,6 +255,12 @@ class PartitionStore(Protocol):
         content must have been set apart (see `seal`). Micro-batches may continue meanwhile. Returns the size of each
         step in each partition. Repeatable. Raises LeaseLostError.
         """
+        ...
+
+    def scrub(self) -> None:
+        """Rewrite every file, and empty its log, so that no byte of deleted rows is left in them; remove older copies
+        that lie beside. Nobody else may write. Repeatable. Raises StorageError if a reader keeps a log from being
+        emptied."""
         ...
 
     def collect(self, floor: Epoch) -> list[Collected]:

@@ -14,7 +14,7 @@ from recovery.planning.owner_facts import OwnerFacts
 from recovery.planning.owner_restore import LeftRestore
 from recovery.planning.resume import Cut
 from recovery.planning.values import Execution, PartitionDescription
-from recovery.storage.seam import BatchCount, Collected, Edited
+from recovery.storage.seam import BatchCount, Collected, Edited, HeldRows, KeyToErase
 from recovery.wire.declared import DeclaredCalls, Row, Value, check_values
 from recovery.wire.messages import Refusal
 from recovery.wire.move_calls import MoveCalls, MoveRequest
@@ -217,6 +217,10 @@ class OwnerCalls(Protocol):
         """Return whether a file has rows of a step in its newest snapshot."""
         ...
 
+    def rows_of(self, name: str, keys: list[KeyToErase]) -> list[HeldRows]:
+        """Return how many rows one file holds of these keys, at any epoch."""
+        ...
+
     def largest(self, name: str, limit: int) -> list[tuple[str, str, int]]:
         """Return the largest states of a file: step, key, bytes."""
         ...
@@ -341,7 +345,11 @@ class PartitionCalls(Protocol):
         ...
 
     def begin(
-        self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None], keeps_log: bool
+        self,
+        execution: Execution,
+        planned: Mapping[PartitionIndex, PartitionDescription | None],
+        keeps_log: bool,
+        erases: Sequence[KeyToErase],
     ) -> None:
         """Begin an execution in some partitions: a part of `PartitionStore.start`."""
         ...
@@ -351,6 +359,7 @@ class PartitionCalls(Protocol):
     def seal(self, lease: Lease, batch: BatchId, apart: bool) -> None: ...
     def fold(self, lease: Lease, epoch: Epoch, floor: Epoch) -> Sequence[Mapping[str, StepSize]]: ...
     def collect(self, floor: Epoch) -> list[Collected]: ...
+    def scrub(self) -> None: ...
     def begin_input(self, lease: Lease, content: str) -> None: ...
     def newest_beginning(self) -> tuple[int, str, str] | None:
         """Return the newest row that says where the input begins: execution, its id, and the content."""

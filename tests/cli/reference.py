@@ -47,6 +47,7 @@ CHANGES = {
     "runs": ("`clean`: operational state", "yes"),
     "state": ("operational state; with `--step`, the flow's state", "yes; edits with `--step`: no"),
     "quarantine": ("`replay`, `drop`: the flow's state", "`replay`, `drop`: no"),
+    "erase": ("the flow's state at every epoch; the copies that are named", "no"),
     "warmup": ("makes a file in the user's cache", "yes"),
     "demo": ("in a directory of its own", "yes"),
 }

@@ -13,7 +13,7 @@ from recovery.errors import LeaseLostError, StorageError
 from recovery.planning.measures import Measure
 from recovery.planning.values import StepEdit
 from recovery.storage.scan import read_measures
-from recovery.storage.seam import BatchCount, Changes, CloseRequest
+from recovery.storage.seam import BatchCount, Changes, CloseRequest, KeyToErase
 from recovery.values.keys import partition_of
 from recovery.wire.calls import Closing
 from tests.memory_store import MemoryDirectory
@@ -260,6 +260,27 @@ class TestStart:
             with pytest.raises(LeaseLostError, match="an epoch was closed since"):
                 run.store.start(replace(new_execution(plan), number=9), [STEP], plan.partitions)
             assert epochs(run) == [[1], [1]]
+
+    @pytest.mark.parametrize("logged", [False, True], ids=["folded", "logged"])
+    def test_a_start_that_erases_leaves_nothing_of_the_keys(self, directory, logged):
+        """At no epoch, also when it goes back; every other key is as it was, and a repeated start changes nothing."""
+        with Driver(directory, (STEP, OTHER), backup_interval_s=1.0) as run:
+            for batch in range(3):
+                run.apply(batch, {"a": f"{batch}", "b": ("1", batch)})
+                run.apply(batch, {"a": "9", "c": f"{batch}"}, OTHER)
+                run.close(batch, logged=logged)
+        with Driver(directory, (STEP, OTHER), backup_interval_s=1.0) as run:
+            later = replace(run.execution, number=run.execution.number + 1, id="erased-x")
+            for _ in range(2):
+                run.store.start(later, [], run.store.describe(), erases=[KeyToErase(STEP, "a"), KeyToErase(None, "c")])
+            run.store.scrub()
+            assert epochs(run) == [[1, 2, 3]] * COUNT
+            assert all(each.executions[-1].erases for each in run.store.describe())
+        for resume, values in ((4, {"b": "1"}), (2, {"b": "1"})):
+            with Driver(directory, (STEP, OTHER), resume_epoch=resume, backup_interval_s=1.0) as run:
+                assert run.store.driver_values(STEP) == values
+                assert run.store.driver_values(OTHER) == {"a": "9"}
+                assert run.due(9, 0 if resume == 2 else 2) == ["b"]
 
     def test_a_fenced_execution_can_do_nothing(self, directory):
         with Driver(directory) as late, Driver(directory) as run:

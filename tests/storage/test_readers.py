@@ -14,6 +14,7 @@ from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.errors import OwnerUnreachableError, StorageError
 from recovery.storage.hydration import hydrating
 from recovery.storage.owner_reader import CHUNK_BYTES, OwnerReader, in_chunks
+from recovery.storage.seam import KeyToErase
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import Store
 from tests.backup.support import back_up, bring_back
@@ -115,6 +116,9 @@ READS: dict[str, Callable[[Snapshot, Snapshot], Any]] = {
     "newest steps": lambda at, _: [reader.newest_steps() for reader in at.readers],
     "has step": lambda at, _: [reader.has_step(step) for reader in at.readers for step in (*STEPS, "none")],
     "largest": lambda at, _: [reader.largest(3) for reader in at.readers],
+    "rows of keys": lambda at, _: [
+        reader.rows_of([KeyToErase(step, key) for key in SOME]) for reader in at.readers for step in (None, *STEPS)
+    ],
     "sizes of steps": lambda at, _: [reader.sizes() for reader in at.readers],
 }
 

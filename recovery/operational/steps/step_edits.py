@@ -56,7 +56,7 @@ def edit_states(
         if not fence:
             store = held.enter_context(store.locked(clock, f"{purpose} {what}"))
         plan = plan_resume(store.found())
-        _check_used(plan, store.directory)
+        check_used(plan, store.directory)
         check_whole(plan, store)
         if fence:
             return _edit_by_force(store, what, compute, clock)
@@ -65,7 +65,8 @@ def edit_states(
         return _audited(store, plan, facts, lambda writer: writer.close(changes), clock) if changes else None
 
 
-def _check_used(plan: ResumePlan, directory: Path) -> None:
+def check_used(plan: ResumePlan, directory: Path) -> None:
+    """Raise FlowMismatchError for a store that no flow has used."""
     if plan.flow_id is None:
         raise FlowMismatchError(
             "no flow has used it yet, so there is no state to edit",
@@ -176,7 +177,7 @@ def close_audited(
     """
     history = audit(store, clock)
     # Record the edit before it begins, above all before it fences another run.
-    record = history.begin(flow_id, EDIT, {**_numbers(plan), **facts, "by": _user()})
+    record = history.begin(flow_id, EDIT, {**_numbers(plan), **facts, "by": current_user()})
     # Owners take the record's end as long as they are held.
     with ExitStack() as held:
         try:
@@ -234,7 +235,8 @@ def _end(record: RunRecorder, error: BaseException | None, **details: object) ->
         record.end(error, **details)
 
 
-def _user() -> str:
+def current_user() -> str:
+    """Return the user's name, for records of who did something."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):

@@ -14,6 +14,7 @@ from recovery.base.ids import NO_EPOCH, Epoch, Lease, StepId
 from recovery.errors import LeaseLostError
 from recovery.planning.measures import StepSize
 from recovery.planning.values import ClosedEpoch
+from recovery.storage.seam import Collected
 from recovery.storage.sqlite.describe import (
     COMMITS,
     EPOCHS,
@@ -70,6 +71,16 @@ def fold(
             sizes = read_sizes(connection)
         faults.reach("fold.2.committed")
     return sizes
+
+
+def collect_file(connection: apsw.Connection, path: Path, floor: Epoch) -> Collected:
+    """Collect up to `floor`, fold the log if `floor` is the newest epoch, and give the space back."""
+    with translated(path):
+        with transaction(connection):
+            found = Collected(collect(connection, floor), fold_log(connection, path, floor))
+        connection.execute("VACUUM")
+        connection.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+    return found
 
 
 def fold_log(connection: apsw.Connection, path: Path, epoch: Epoch) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import apsw
@@ -10,9 +11,11 @@ from recovery.base.ids import Epoch
 from recovery.base.wording import counted
 from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.planning.values import Execution, PartitionDescription
+from recovery.storage.seam import KeyToErase
 from recovery.storage.sqlite.describe import COMMITS, bind, folded_epoch, insert_execution, newest_epoch
 from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine
 from recovery.storage.sqlite.epoch_log import check_sound, is_logged
+from recovery.storage.sqlite.erase import erase_keys
 from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
 from recovery.storage.sqlite.file.tables import ROW_BYTES
 from recovery.storage.sqlite.fold import fold_into_snaps
@@ -48,16 +51,18 @@ def start(
     planned: PartitionDescription | None = None,
     *,
     keeps_log: bool = False,
+    erases: Sequence[KeyToErase] = (),
 ) -> None:
     """Begin an execution: abandon everything at or above its resume epoch, fold the log, and record the execution.
     Repeatable.
 
-    planned: the partition as the plan saw it. keeps_log: check the log instead of folding it. The cost is proportional
+    planned: the partition as the plan saw it. keeps_log: check the log instead of folding it. erases: keys of which
+    nothing stays, at any epoch. The cost is proportional
     to the abandoned and the logged changes; if abandoned epochs made keys, to the whole state. Raises LeaseLostError if
     a later execution began, or an epoch was closed since the plan was made.
     """
     with translated(path), transaction(connection):
-        begin(connection, path, execution, planned, keeps_log=keeps_log)
+        begin(connection, path, execution, planned, keeps_log=keeps_log, erases=erases)
 
 
 def begin(
@@ -67,6 +72,7 @@ def begin(
     planned: PartitionDescription | None = None,
     *,
     keeps_log: bool = False,
+    erases: Sequence[KeyToErase] = (),
 ) -> None:
     """Do what `start` does, inside the caller's transaction."""
     newest = value(connection, "SELECT max(ex_num) FROM exs") or 0
@@ -98,9 +104,12 @@ def begin(
         check_sound(connection, path)
     elif is_logged(connection):
         create_driver_table(connection)
-        # All partitions hold the epoch, so none has to go back to an earlier one, unless the user wants to.
-        floor = Epoch(collected if execution.backup_interval_s else last)
+        # All partitions hold the epoch, so none has to go back to an earlier one, unless the user wants to. Erasing
+        # gives no epoch up.
+        floor = Epoch(collected if execution.backup_interval_s or erases else last)
         fold_into_snaps(connection, path, Epoch(last), {}, floor)
+    if erases:
+        erase_keys(connection, erases)
     insert_execution(connection, execution)
     bind(connection, execution.flow_id)
 

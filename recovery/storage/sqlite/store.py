@@ -29,8 +29,8 @@ from recovery.storage.deltas.scratch import Scratch
 from recovery.storage.hydration import Hydration
 from recovery.storage.lazy.names import remove_left_log
 from recovery.storage.lock import held_lock
-from recovery.storage.seam import BatchCount, CloseRequest, Collected, of_all_steps
-from recovery.storage.sqlite import close, describe, fold, rewind
+from recovery.storage.seam import BatchCount, CloseRequest, Collected, KeyToErase, of_all_steps
+from recovery.storage.sqlite import close, describe, erase, fold, rewind
 from recovery.storage.sqlite.beginning import Beginning, keep_beginning, read_beginning
 from recovery.storage.sqlite.execution_deltas import ExecutionDeltas
 from recovery.storage.sqlite.file.connections import prepare_writer
@@ -145,6 +145,7 @@ class FilePartitions:
         planned: Sequence[PartitionDescription] = (),
         *,
         keeps_log: bool = False,
+        erases: Sequence[KeyToErase] = (),
     ) -> None:
         """Begin an execution: abandon everything at or above its resume epoch, and remove the scratch files of earlier
         executions. Safe to repeat."""
@@ -155,7 +156,7 @@ class FilePartitions:
         seen.update(zip(self.indexes, planned, strict=bool(planned)))
         for epoch in sorted({epoch_of(each) for each in seen.values()}):
             mine = {index: each for index, each in seen.items() if epoch_of(each) == epoch}
-            self.begin(execution, mine, keeps_log)
+            self.begin(execution, mine, keeps_log, erases)
         self.make_deltas(execution, steps)
 
     def allow(self, steps: Sequence[StepId]) -> None:
@@ -177,13 +178,14 @@ class FilePartitions:
         execution: Execution,
         planned: Mapping[PartitionIndex, PartitionDescription | None],
         keeps_log: bool = False,
+        erases: Sequence[KeyToErase] = (),
     ) -> None:
         """Begin an execution in some partitions. planned: as the plan saw them, if there is one; see
         `PartitionStore.start`."""
 
         def begin_one(place: int) -> None:
-            found = planned[self.indexes[place]]
-            rewind.start(self._writers[place], self.paths[place], execution, found, keeps_log=keeps_log)
+            writer, path, found = self._writers[place], self.paths[place], planned[self.indexes[place]]
+            rewind.start(writer, path, execution, found, keeps_log=keeps_log, erases=erases)
             faults.reach("start.3.partition")
 
         self._each(begin_one, [self.indexes.index(index) for index in planned])
@@ -341,23 +343,20 @@ class FilePartitions:
                 connection.close()
 
     def collect(self, floor: Epoch) -> list[Collected]:
-        def collect_one(index: int) -> Collected:
-            writer, path = self._writers[index], self.paths[index]
-            with translated(path):
-                with transaction(writer):
-                    rows = fold.collect(writer, floor)
-                    changes = fold.fold_log(writer, path, floor)
-                writer.execute("VACUUM")
-                writer.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            return Collected(rows, changes)
+        return self._rewritten(lambda index: fold.collect_file(self._writers[index], self.paths[index], floor))
 
+    def scrub(self) -> None:
+        self._rewritten(lambda index: erase.scrub(self._writers[index], self.paths[index]))
+
+    def _rewritten(self, work: Callable[[int], T]) -> list[T]:
+        """Do `work`, which makes files smaller, for all partitions."""
         self._check_shared()
         try:
-            collected = self._each(collect_one)
+            found = self._each(work)
         finally:
             self._open_files.resized()
         self._check_shared()
-        return collected
+        return found
 
     def _check_shared(self) -> None:
         """Check that all files that do not belong to one execution are in their places."""

@@ -284,8 +284,7 @@ def attached(connection: apsw.Connection, path: Path) -> Iterator[None]:
 def read_links(path: Path) -> list[ChainLink]:
     """Return the descriptions of the links in a changes file. Raises CorruptPartitionError, UnsupportedVersionError
     or StorageError."""
-    with contextlib.closing(connect(path, "unshared")) as connection, translated(path):
-        _check(connection, "main", path)
+    with contextlib.closing(reading_changes(path)) as connection, translated(path):
         found = []
         for link, after, collected, taken_ms in rows(
             connection, "SELECT link, after_epoch, collected, taken_ms FROM links ORDER BY link"
@@ -295,6 +294,17 @@ def read_links(path: Path) -> list[ChainLink]:
             begun = tuple(Execution(*row) for row in executions)
             found.append(ChainLink(link, after, collected, taken_ms, begun, closed_epochs(epochs, ())))
         return found
+
+
+def reading_changes(path: Path) -> apsw.Connection:
+    """Return a connection that reads a changes file. Raises what `read_links` raises."""
+    connection = connect(path, "unshared")
+    try:
+        _check(connection, "main", path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _check(connection: apsw.Connection, schema: str, path: Path) -> None:

@@ -1,0 +1,240 @@
+"""Erasing keys from copies: from a place of backups, and from a standby that follows it.
+
+place.1 Search: each object of a partition that can have a key is read once, whether a backup lists it or not.
+place.2 If some hold a key: make a backup of whole partitions, from the store in which the keys are erased. No backup
+        continues an older one across an erasure (see `recovery.planning.chains`), so nothing made from now on has them.
+place.3 Refuse to go on while another backup is being made: it may hold the keys.
+place.4 Remove the manifests that list an object which holds a key, then prune what no backup needs any more, then the
+        objects that hold a key and are still there.
+place.5 Search again, until there is no object that was not searched.
+
+What a backup that goes had besides is in the new one, for the epochs that the store still holds; older epochs are no
+longer restored from this place. Killed at any step, the same call completes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.backup.catalog import Catalog, entries_of
+from recovery.backup.make import Made
+from recovery.backup.manifest import OBJECTS, RUNNING, Manifest, manifest_name
+from recovery.backup.repository import STALE_AFTER_S, check_store, list_backups, prune
+from recovery.backup.standby.document import read_standby
+from recovery.backup.standby.follow import Follower
+from recovery.base import faults
+from recovery.base.clock import Clock
+from recovery.errors import (
+    BackupDamagedError,
+    BackupTargetError,
+    ForeignPartitionError,
+    NoBackupError,
+    RecoveryError,
+    StandbyDirectoryError,
+)
+from recovery.host.durable import create
+from recovery.host.scratch import scratch_directory
+from recovery.host.storage_errors import storage_errors
+from recovery.places.protocol import DRAFT, Place, UnreadableError
+from recovery.planning.backups import MOST_DIGITS, KeepRule
+from recovery.storage.erasing import SoughtKeys, changes_hold, partition_holds
+from recovery.storage.standby import is_standby
+
+ALL = KeepRule(count=10**MOST_DIGITS)
+CHANGES = ".changes.zst"
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedCopy:
+    """What was done, or would be done, at one place or standby. held: the objects that held a key, or the files of a
+    standby. removed: the ids of the backups that listed one. backup: the id of the backup that takes their place. left:
+    what still holds a key, or may; why: the reason."""
+
+    location: str
+    held: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    backup: str | None = None
+    left: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def is_place(self) -> bool:
+        """Whether the copy is a place of backups, which has objects, and not a standby."""
+        return all(name.startswith(OBJECTS) for name in self.held)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the fields as JSON values."""
+        return {
+            "location": self.location,
+            "held": list(self.held),
+            "removed": list(self.removed),
+            "backup": self.backup,
+            "left": list(self.left),
+            "why": self.why,
+        }
+
+
+class _Search:
+    """The objects of a place, of which each is read once. searched: the names that were; holding: those of them that
+    hold a key; unread: those that cannot be read as what they should be."""
+
+    def __init__(self, place: Place, wanted: SoughtKeys) -> None:
+        self._place, self._wanted = place, wanted
+        self.searched: set[str] = set()
+        self.holding: list[str] = []
+        self.unread: list[str] = []
+
+    def begin(self) -> None:
+        """Search what is there now. Raises NoBackupError, ForeignPartitionError, BackupTargetError."""
+        contents = Catalog(self._place).look()
+        if not (contents.backups or contents.unreadable or entries_of(self._place, OBJECTS)):
+            raise NoBackupError("it holds no backup", path=self._place.shown, cause="The address may be misspelt.")
+        check_store(contents.backups, self._wanted.store_id, self._place.shown)
+        self.go_on()
+
+    def go_on(self) -> bool:
+        """Search the objects that were not searched yet; return whether there were any. Raises BackupTargetError."""
+        folders = tuple(f"{OBJECTS}part-{index}/" for index in self._wanted.partitions)
+        there = [entry.name for entry in entries_of(self._place, OBJECTS) if entry.name.startswith(folders)]
+        new = [name for name in there if name not in self.searched]
+        with scratch_directory("erase") as room:
+            for name in new:
+                self._look(name, room / "object")
+        return bool(new)
+
+    def _look(self, name: str, path: Path) -> None:
+        self.searched.add(name)
+        if name.endswith(DRAFT):
+            # Of a writer that was killed, or that writes now.
+            self.unread.append(name)
+            return
+        holds = changes_hold if name.endswith(CHANGES) else partition_holds
+        try:
+            self._fetch(name, path)
+            if holds(path, self._wanted):
+                self.holding.append(name)
+        except FileNotFoundError:
+            return
+        except (UnreadableError, BackupDamagedError, RecoveryError) as error:
+            if isinstance(error, BackupTargetError):
+                raise
+            self.unread.append(name)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _fetch(self, name: str, path: Path) -> None:
+        # A missing object is not an error of the scratch directory.
+        chunks = self._place.read(name)
+        first = next(chunks, b"")
+        with storage_errors(path), os.fdopen(create(path), "wb") as file:
+            file.write(first)
+            for chunk in chunks:
+                file.write(chunk)
+
+
+def search_place(place: Place, wanted: SoughtKeys) -> ErasedCopy:
+    """Return what a place of backups holds of keys, and which backups would go. Only reads. Raises what
+    `erase_place` raises before it changes anything."""
+    search = _Search(place, wanted)
+    search.begin()
+    removed = tuple(manifest.id for manifest in _listing(place, search.holding))
+    return ErasedCopy(place.shown, tuple(search.holding), removed, left=tuple(search.unread), why=_unread(search))
+
+
+def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], clock: Clock) -> ErasedCopy:
+    """Erase keys from a place of backups. make: makes a backup there of the store, in which they are erased, of whole
+    partitions. Raises NoBackupError, ForeignPartitionError, and what `make` raises: then nothing was removed;
+    BackupTargetError: then the call has to be repeated."""
+    # place.1
+    search = _Search(place, wanted)
+    search.begin()
+    if not search.holding and not search.unread:
+        return ErasedCopy(place.shown)
+    # place.2
+    made = make().manifest
+    faults.reach("place.2")
+    # place.3
+    limit_ms = clock.wall_ms() - STALE_AFTER_S * 1000
+    running = tuple(entry.name for entry in entries_of(place, RUNNING) if entry.written_ms >= limit_ms)
+    if running:
+        why = "a backup is being made there, or was killed within a day; repeat the command when it has ended"
+        return ErasedCopy(place.shown, tuple(search.holding), (), made.id, (*search.holding, *running), why)
+    removed: list[str] = []
+    refused: dict[str, str] = {}
+    while True:
+        # place.4
+        going = [manifest.id for manifest in _listing(place, search.holding)]
+        for name in map(manifest_name, going):
+            _delete(place, name, refused)
+        removed += going
+        faults.reach("place.4.manifests")
+        try:
+            prune(place, [ALL], clock.wall_ms(), made=made)
+        except BackupTargetError as error:
+            # Of other objects perhaps; those with a key are tried one by one.
+            refused[""] = error.found
+        there = {entry.name for entry in entries_of(place, OBJECTS)}
+        for name in (name for name in search.holding if name in there):
+            _delete(place, name, refused)
+        faults.reach("place.4")
+        # place.5
+        if not search.go_on():
+            break
+    there = {entry.name for entry in entries_of(place, OBJECTS)}
+    left = tuple(name for name in (*search.holding, *search.unread) if name in there)
+    why = next(iter(refused.values()), "") if left else ""
+    gone = tuple(each for each in removed if manifest_name(each) not in refused)
+    return ErasedCopy(place.shown, tuple(search.holding), gone, made.id, left, why or _unread(search, left))
+
+
+def _listing(place: Place, holding: Sequence[str]) -> Iterator[Manifest]:
+    names = frozenset(holding)
+    if names:
+        yield from (each for each in list_backups(place).manifests if not names.isdisjoint(each.objects))
+
+
+def _delete(place: Place, name: str, refused: dict[str, str]) -> None:
+    try:
+        place.delete(name)
+    except RecoveryError as error:
+        refused[name] = error.found
+
+
+def _unread(search: _Search, left: Sequence[str] | None = None) -> str:
+    found = search.unread if left is None else [name for name in left if name in search.unread]
+    return "what these hold cannot be read" if found else ""
+
+
+def search_standby(directory: Path, wanted: SoughtKeys) -> ErasedCopy:
+    """Return which files of a standby hold keys. Only reads. Raises StandbyDirectoryError for another directory,
+    ForeignPartitionError, CorruptPartitionError or StorageError."""
+    if not is_standby(directory):
+        raise StandbyDirectoryError("it is not a standby", path=directory, cause="", remedy="Name a standby.")
+    mark = read_standby(directory)
+    if mark is not None and mark.store_id not in (None, wanted.store_id):
+        raise ForeignPartitionError(
+            f"it is a standby of store {mark.store_id}, not of {wanted.store_id}", path=directory
+        )
+    paths = (directory / f"part-{index}.sqlite3" for index in wanted.partitions)
+    return ErasedCopy(
+        str(directory), tuple(path.name for path in paths if path.exists() and partition_holds(path, wanted))
+    )
+
+
+def erase_standby(directory: Path, wanted: SoughtKeys, clock: Clock) -> ErasedCopy:
+    """Erase keys from a standby, by following its place, from which they are erased already: what it lacks is a whole
+    copy, which takes the place of each file."""
+    before = search_standby(directory, wanted)
+    why = "the place that it follows has no backup without the key: name that with --place"
+    try:
+        with Follower(directory, None, clock) as follower:
+            look = follower.look()
+        if look.missed:
+            why = look.missed[0].why
+    except RecoveryError as error:
+        why = error.found
+    after = search_standby(directory, wanted)
+    return ErasedCopy(before.location, before.held, left=after.held, why=why if after.held else "")

@@ -1,0 +1,155 @@
+"""Erasing keys from a store, at every epoch that it holds.
+
+erase.1  Lock the store, check its partitions, and look where the keys are.
+erase.2  Record in the run history that an erasure begins; take the keys out of the errors there.
+erase.3  Begin an execution that erases. In one transaction, the partition that has a key loses all its rows, at every
+         epoch, and records the execution.
+erase.4  Rewrite all files, so that no byte of those rows is left.
+erase.5  Record that the erasure is complete.
+
+A key lies in one partition, so it is there as before or nowhere, whenever the process is killed; a run may begin after
+any step. After a kill, the same call does what is left: its record in the run history is not complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+
+from recovery.base import faults
+from recovery.base.clock import Clock
+from recovery.base.reserved import CHECKPOINT_STEP, quarantined_step
+from recovery.epochs.execution import new_execution
+from recovery.errors import RecoveryError, StateNotFoundError
+from recovery.operational.runs import EDIT, SUCCEEDED, RunHistory
+from recovery.operational.steps.step_edits import audit, check_used, check_whole, current_user
+from recovery.planning.going_back import kept_interval_s
+from recovery.planning.redaction import named_as
+from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.values import ERASURE, PartitionDescription
+from recovery.storage.connect import SCRATCH_NAME
+from recovery.storage.seam import KeyToErase
+from recovery.storage.store import Store
+
+PURPOSE = "erase"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Rows of the wanted keys in one step. waiting: they are rows in quarantine, not states. newest: some of them are
+    in the newest snapshot; if not, only older snapshots have them. keys: the positions of the keys that have some."""
+
+    step: str
+    waiting: bool
+    rows: int
+    newest: bool
+    keys: frozenset[int] = frozenset()
+
+    def as_json(self) -> dict[str, object]:
+        """Return the fields as JSON values."""
+        return {"step": self.step, "quarantine": self.waiting, "rows": self.rows, "newest": self.newest}
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """A finished erasure: what there was, its execution, and how many records of the run history named a key."""
+
+    found: tuple[Found, ...]
+    execution: int
+    records: int
+
+
+def look(store: Store, keys: Sequence[KeyToErase]) -> tuple[Found, ...]:
+    """Return what a store holds of keys, at any epoch. Only reads; a run may be active. Raises the errors of planning,
+    and CorruptPartitionError or StorageError."""
+    return _look(store, plan_resume(store.found()).partitions, keys)
+
+
+def _look(store: Store, partitions: Sequence[PartitionDescription], keys: Sequence[KeyToErase]) -> tuple[Found, ...]:
+    found: dict[str, Found] = {}
+    for partition in partitions:
+        for stored, rows, newest, positions in store.reader(partition).rows_of(keys):
+            step = quarantined_step(stored)
+            before = found.get(stored, Found(step or stored, step is not None, 0, False))
+            of_both = before.keys | frozenset(positions)
+            found[stored] = replace(before, rows=before.rows + rows, newest=before.newest or newest, keys=of_both)
+    return tuple(each for _, each in sorted(found.items()))
+
+
+def erase(store: Store, keys: Sequence[KeyToErase], clock: Clock, *, required: bool = True) -> Erased | None:
+    """Erase keys, and return what was erased. None: there was nothing, and no erasure is unfinished; then nothing was
+    changed, and with `required` this raises StateNotFoundError.
+
+    Raises DirectoryLockedError during a run, FlowMismatchError for a store that no flow has used, CorruptPartitionError
+    for a damaged one, and what the backend of the run history raises: then nothing was changed. StorageError: run the
+    call again, which completes the erasure.
+    """
+    # erase.1
+    store.found()
+    with store.locked(clock, PURPOSE) as held:
+        plan = plan_resume(held.found())
+        check_used(plan, held.directory)
+        check_whole(plan, held)
+        found = _look(held, plan.partitions, keys)
+        history = audit(held, clock)
+        words = [word for each in keys for word in named_as(each.key)]
+        if not found and not history.names(words) and not _unfinished(history):
+            if required:
+                raise nothing_found(held)
+            return None
+        faults.reach("erase.1")
+        # erase.2
+        facts = {"what": PURPOSE, "keys": len({each.key for each in keys}), "rows": sum(each.rows for each in found)}
+        numbers = {"execution": plan.execution_number, "epoch": plan.resume_epoch}
+        record = history.begin(str(plan.flow_id), EDIT, {**numbers, **facts, "by": current_user()})
+        records = history.redact(words)
+        faults.reach("erase.2")
+        # Owners take the record's end as long as they are held.
+        with ExitStack() as connected:
+            try:
+                _erase(held, connected, plan, keys, clock)
+            except BaseException as error:
+                with suppress(RecoveryError):
+                    record.end(error)
+                raise
+            # erase.5
+            record.end()
+    return Erased(found, plan.execution_number, records)
+
+
+def _erase(store: Store, connected: ExitStack, plan: ResumePlan, keys: Sequence[KeyToErase], clock: Clock) -> None:
+    assert plan.flow_id is not None
+    kept_s = kept_interval_s(plan.partitions, None)
+    execution = new_execution(plan, plan.flow_id, clock, backup_interval_s=kept_s)
+    execution = replace(execution, id=f"{ERASURE}{execution.id}")
+    partitions = store.connect(plan.partitions, store.directory / SCRATCH_NAME, clock)
+    connected.callback(partitions.release)
+    # erase.3
+    partitions.start(execution, [], plan.partitions, erases=keys)
+    faults.reach("erase.3")
+    # erase.4
+    partitions.scrub()
+    faults.reach("erase.4")
+
+
+def has_spark_state(store: Store) -> bool:
+    """Return whether the newest snapshot has state of Spark's own operators, in which no key is looked for. Raises the
+    errors of planning, and CorruptPartitionError or StorageError."""
+    return any(name.startswith("state/") for name, _ in store.at().sizes(CHECKPOINT_STEP))
+
+
+def nothing_found(store: Store) -> StateNotFoundError:
+    """Return the error for keys of which a store holds nothing. The error does not repeat the keys."""
+    return StateNotFoundError(
+        "nothing of the key is held, at no epoch",
+        path=store.directory,
+        cause="The key was never there, was erased, or is misspelt: a key of several columns is a JSON array.",
+        remedy="List the keys: python -m recovery state list DIR --step STEP",
+    )
+
+
+def _unfinished(history: RunHistory) -> bool:
+    """Return whether the newest erasure did not come to its end."""
+    ran = next((run for run in history.runs() if run.kind == EDIT and run.details.get("what") == PURPOSE), None)
+    return ran is not None and ran.status != SUCCEEDED

@@ -1,0 +1,88 @@
+"""Where a key that may be erased is found: in a partition, in a stored copy of one, and in a changes file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from recovery.base.ids import PartitionIndex
+from recovery.planning.redaction import named_as, redacted
+from recovery.storage.seam import HeldRows, KeyToErase
+from recovery.storage.sqlite.epoch_log import overlaid
+from recovery.storage.sqlite.erase import belongs, count_rows
+from recovery.storage.sqlite.file.opening import has_states
+from recovery.storage.sqlite.file.reading import read_partition
+from recovery.storage.sqlite.file.statements import snapshot, translated
+from recovery.storage.sqlite.transfer.changes_file import reading_changes
+from recovery.values.keys import partition_of
+
+RECORDS = "SELECT content FROM states WHERE content IS NOT NULL AND instr(state_id, 'runs/')"
+CHANGED = "SELECT DISTINCT step_id, state_key FROM changed"
+
+
+@dataclass(frozen=True, slots=True)
+class SoughtKeys:
+    """Keys to search for in copies of a store. count: the number of its partitions."""
+
+    keys: tuple[KeyToErase, ...]
+    store_id: str
+    count: int
+
+    @property
+    def partitions(self) -> list[PartitionIndex]:
+        """The partitions whose copies can hold something: those of the keys, and that of the run history."""
+        return sorted({PartitionIndex(0), *(partition_of(each.key, self.count) for each in self.keys)})
+
+    @property
+    def words(self) -> list[str]:
+        """How records of the run history name the keys."""
+        return [word for each in self.keys for word in named_as(each.key)]
+
+
+def rows_in(path: Path, keys: Sequence[KeyToErase]) -> list[HeldRows]:
+    """Return how many rows a partition holds of keys, at any epoch, by the id under which they are stored. Also during
+    a run. Raises CorruptPartitionError or StorageError."""
+
+    def read(connection: apsw.Connection) -> list[HeldRows]:
+        with translated(path), snapshot(connection), overlaid(connection, path):
+            return count_rows(connection, keys)
+
+    return read_partition(path, read)
+
+
+def partition_holds(path: Path, wanted: SoughtKeys) -> bool:
+    """Return whether a partition holds any of the keys, or a record of a run names one. Raises CorruptPartitionError
+    or StorageError."""
+
+    def names(connection: apsw.Connection) -> bool:
+        with translated(path):
+            return has_states(connection) and _names(connection, wanted)
+
+    return bool(rows_in(path, wanted.keys)) or read_partition(path, names)
+
+
+def changes_hold(path: Path, wanted: SoughtKeys) -> bool:
+    """Return the same of a changes file. Raises what `read_links` raises."""
+    with contextlib.closing(reading_changes(path)) as connection, translated(path):
+        rows = connection.execute(CHANGED)
+        holds = any(belongs(step, name, each) for step, name in rows for each in wanted.keys)
+        return holds or _names(connection, wanted)
+
+
+def _names(connection: apsw.Connection, wanted: SoughtKeys) -> bool:
+    contents = (_parsed(content) for (content,) in connection.execute(RECORDS))
+    return any(redacted(content, wanted.words) != content for content in contents)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        # Only a forger writes that; then it is looked at as it is.
+        return text

@@ -1,0 +1,170 @@
+"""Erasing keys from one partition: their rows of every epoch, and then whatever else its files still have of them.
+
+A sum of digests is a sum over rows, so the sums of an epoch without a key are its sums less the digests of the key's
+rows. Nothing has to be read but these rows and the epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import apsw
+
+from recovery.base.reserved import RESERVED_PREFIX, quarantined_step
+from recovery.errors import StorageError
+from recovery.planning.values import ClosedEpoch
+from recovery.storage.seam import HeldRows, KeyToErase
+from recovery.storage.sqlite.describe import EPOCHS, STEPS, closed_epochs, insert_epoch
+from recovery.storage.sqlite.digests import MODULUS
+from recovery.storage.sqlite.epoch_log import is_logged
+from recovery.storage.sqlite.file.statements import rows, translated
+from recovery.storage.sqlite.file.tables import ROW_BYTES
+from recovery.storage.sqlite.measures import change_sizes
+from recovery.values.keys import WAITING_SEPARATOR
+from recovery.values.quarantine import note_key, parse_waiting_key
+
+EVERY_STEP = f"{STEPS} UNION SELECT DISTINCT step_id FROM superseded"
+# A search for each held epoch: without the list, SQLite reads all rows of the table.
+HELD = "until_epoch IN (SELECT epoch FROM epochs)"
+# All names of a key's rows in quarantine begin with that of its note.
+WAITING = f"""
+SELECT state_key FROM snaps WHERE step_id = :step AND state_key >= :begin AND state_key < :end
+UNION
+SELECT state_key FROM superseded WHERE {HELD} AND step_id = :step AND state_key >= :begin AND state_key < :end
+"""
+ROWS = f"""
+SELECT snap_epoch, NULL, digest, {ROW_BYTES} FROM snaps WHERE step_id = :step AND state_key = :key
+UNION ALL
+SELECT snap_epoch, until_epoch, digest, 0 FROM superseded WHERE {HELD} AND step_id = :step AND state_key = :key
+"""
+DELETE = (
+    "DELETE FROM snaps WHERE step_id = :step AND state_key = :key",
+    f"DELETE FROM superseded WHERE {HELD} AND step_id = :step AND state_key = :key",
+)
+AFTER_WAITING = chr(ord(WAITING_SEPARATOR) + 1)
+REPLACED = (".replaced", ".replaced-wal")
+
+
+class _Row(NamedTuple):
+    """A row of a key: the epochs from and up to before which it was the key's state. until: None: it still is. since:
+    None: it only notes that the key did not exist."""
+
+    since: int | None
+    until: int | None
+    digest: int
+    size_bytes: int
+
+
+def belongs(stored: str, name: str, wanted: KeyToErase) -> bool:
+    """Return whether a row belongs to a key: as its state, or as rows of it in quarantine. stored, name: the step and
+    the key of the row."""
+    of_quarantine = quarantined_step(stored)
+    if of_quarantine is not None:
+        return wanted.step in (None, of_quarantine) and parse_waiting_key(name)[0] == wanted.key
+    return not stored.startswith(RESERVED_PREFIX) and wanted.step in (None, stored) and name == wanted.key
+
+
+def _stored(connection: apsw.Connection, keys: Sequence[KeyToErase]) -> dict[tuple[str, str], int]:
+    """Return step and key, as they are stored, of everything that may belong to keys, with the position of that key."""
+    found: dict[tuple[str, str], int] = {}
+    for (stored,) in rows(connection, EVERY_STEP):
+        for position, each in enumerate(keys):
+            names = [each.key]
+            if quarantined_step(stored) is not None:
+                within = {"begin": note_key(each.key), "end": f"{each.key}{AFTER_WAITING}"}
+                names = [name for (name,) in rows(connection, WAITING, {"step": stored, **within})]
+            for name in names:
+                if belongs(stored, name, each):
+                    found.setdefault((stored, name), position)
+    return found
+
+
+def count_rows(connection: apsw.Connection, keys: Sequence[KeyToErase]) -> list[HeldRows]:
+    """Return how many rows there are of keys, by the id under which they are stored. Inside a transaction."""
+    found: dict[str, HeldRows] = {}
+    for (stored, name), position in _stored(connection, keys).items():
+        of_name = _rows_of(connection, stored, name)
+        if of_name:
+            before = found.get(stored, HeldRows(stored, 0, False))
+            newest = before.newest or any(each.until is None for each in of_name)
+            positions = tuple(sorted({*before.keys, position}))
+            found[stored] = HeldRows(stored, before.rows + len(of_name), newest, positions)
+    return sorted(found.values())
+
+
+def _rows_of(connection: apsw.Connection, step: str, key: str) -> list[_Row]:
+    return [_Row(*row) for row in rows(connection, ROWS, {"step": step, "key": key})]
+
+
+def erase_keys(connection: apsw.Connection, keys: Sequence[KeyToErase]) -> None:
+    """Delete all rows of keys, and subtract them from the sums of each epoch and from the sizes of steps. Inside a
+    transaction, in which the log is folded."""
+    assert not is_logged(connection), "logged changes have to be folded before keys are erased"
+    gone: list[_Row] = []
+    sizes: dict[str, tuple[int, int]] = {}
+    for step, key in _stored(connection, keys):
+        found = _rows_of(connection, step, key)
+        gone += found
+        count, size_bytes = sizes.get(step, (0, 0))
+        live = [each for each in found if each.until is None]
+        sizes[step] = count - len(live), size_bytes - sum(each.size_bytes for each in live)
+        for delete in DELETE:
+            connection.execute(delete, {"step": step, "key": key})
+    change_sizes(connection, sizes)
+    for before, after in _without(closed_epochs(rows(connection, EPOCHS.format(where="")), ()), gone):
+        connection.execute("DELETE FROM epochs WHERE epoch = ?", (before.epoch,))
+        insert_epoch(connection, after)
+
+
+def _without(epochs: Sequence[ClosedEpoch], gone: Sequence[_Row]) -> Iterator[tuple[ClosedEpoch, ClosedEpoch]]:
+    """Yield each epoch whose sums include some of the rows, and the epoch without them."""
+    lived = [each for each in gone if each.since is not None]
+    changes = sorted(
+        [(each.since or 0, 1, each.digest) for each in lived]
+        + [(each.until, -1, -each.digest) for each in lived if each.until is not None]
+    )
+    superseded: dict[int, tuple[int, int]] = {}
+    for each in gone:
+        if each.until is not None:
+            count, digest = superseded.get(each.until, (0, 0))
+            superseded[each.until] = count + 1, digest + each.digest
+    live_rows = live_digest = at = 0
+    for closed in epochs:
+        while at < len(changes) and changes[at][0] <= closed.epoch:
+            live_rows, live_digest = live_rows + changes[at][1], live_digest + changes[at][2]
+            at += 1
+        count, digest = superseded.get(closed.epoch, (0, 0))
+        if live_rows or count:
+            yield (
+                closed,
+                replace(
+                    closed,
+                    live_rows=closed.live_rows - live_rows,
+                    live_digest=(closed.live_digest - live_digest) % MODULUS,
+                    superseded_rows=closed.superseded_rows - count,
+                    superseded_digest=(closed.superseded_digest - digest) % MODULUS,
+                ),
+            )
+
+
+def scrub(connection: apsw.Connection, path: Path) -> None:
+    """Rewrite a file without what deleted rows have left in it, empty its log, and remove the older copy beside it.
+
+    Nobody else may write to the file. Repeatable. Raises StorageError.
+    """
+    with translated(path):
+        connection.execute("VACUUM")
+        try:
+            connection.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.BusyError:
+            raise StorageError(
+                "its log still holds what was deleted",
+                path=path,
+                cause="A backup, a page of `recovery ui` or another program reads the file.",
+                remedy="End the reader, and run the same command again: it completes what it has begun.",
+            ) from None
+        for suffix in REPLACED:
+            path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)

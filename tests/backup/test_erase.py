@@ -1,0 +1,310 @@
+"""Erasing a key from copies: no object and no file of a standby has it, and what stays restores as before."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recovery.backup.erase import ErasedCopy, erase_place, erase_standby, search_place, search_standby
+from recovery.backup.make import Made
+from recovery.backup.manifest import OBJECTS, RUNNING
+from recovery.backup.repository import list_backups, prune, running_name
+from recovery.backup.writer import Writer
+from recovery.base.clock import SystemClock
+from recovery.errors import (
+    BackupTargetError,
+    ForeignPartitionError,
+    NoBackupError,
+    StandbyDirectoryError,
+    TakenOverError,
+)
+from recovery.operational.runs import RunHistory
+from recovery.operational.steps.step_edits import audit
+from recovery.places.directory import DirectoryPlace
+from recovery.planning.backups import KeepRule
+from recovery.storage.erasing import SoughtKeys
+from recovery.storage.scan import scan
+from recovery.storage.store import Store
+from tests.backup.standby.support import followed, newest_state
+from tests.backup.support import back_up, bring_back, states
+from tests.faults.minirun import child, die_at, wait
+from tests.operational.person import (
+    EVERYWHERE,
+    OTHER,
+    PERSON,
+    SECRET,
+    WAITING,
+    apply,
+    erased,
+    history,
+    left,
+    rest,
+    traces,
+)
+from tests.shares import seeds
+from tests.stores import STEP, Driver, problems, window
+
+COUNT = 2
+
+
+def wanted(directory: Path) -> SoughtKeys:
+    """The person, in copies of a directory's store."""
+    [found, *_] = scan(directory)
+    assert found.description is not None
+    return SoughtKeys(EVERYWHERE, found.description.store_id, COUNT)
+
+
+class Copies:
+    """A directory with a history, a place with backups and a chain of it, and a standby."""
+
+    def __init__(self, directory: Path, root: Path, seed: int = 1) -> None:
+        self.directory, self.root = directory, root
+        self.place = DirectoryPlace(root / "place")
+        self.standby = root / "standby"
+        self.history = history(directory, seed, executions=2)
+        self.wanted = wanted(directory)
+        self.back_up()
+        for _ in range(3):
+            self.write()
+            self.back_up(incremental=True)
+        followed(root / "place", self.standby)
+        assert traces(self.unpacked(), SECRET)
+
+    def write(self) -> None:
+        with Driver(self.directory, (STEP, OTHER, WAITING), backup_interval_s=3600.0) as run:
+            batch = run.epoch * 1000
+            apply(run, batch, STEP, {PERSON: f'"{SECRET} {batch}"', "k1": f"[{batch}]", "k5": f"[{batch}]"})
+            run.close(batch, notes_made=True)
+
+    def back_up(self, **options: object) -> Made:
+        return back_up(self.directory, self.place, **options)
+
+    def erase(self) -> ErasedCopy:
+        return erase_place(self.place, self.wanted, self.back_up, SystemClock())
+
+    def unpacked(self) -> Path:
+        """A directory with what all objects of the place hold, unpacked."""
+        shutil.rmtree(self.root / "unpacked", ignore_errors=True)
+        for entry in self.place.entries(OBJECTS):
+            path = self.root / "unpacked" / entry.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"".join(self.place.read(entry.name)))
+        return self.root / "unpacked"
+
+    def restored(self, name: str, **options: object) -> Path:
+        bring_back(self.place, self.root / name, self.root, **options)
+        return self.root / name
+
+
+@pytest.fixture
+def copies(make_store, tmp_path) -> Copies:
+    return Copies(make_store(COUNT), tmp_path)
+
+
+@pytest.mark.parametrize("seed", seeds(40))
+def test_a_place_holds_one_backup_without_the_key(make_store, tmp_path, seed):
+    """Which restores every epoch that the directory holds; no object has a byte of the key, unpacked or not."""
+    copies = Copies(make_store(COUNT), tmp_path, seed)
+    before = states(copies.directory)
+    assert erased(copies.directory) is not None
+    found = search_place(copies.place, copies.wanted)
+    done = copies.erase()
+    assert set(found.held) <= set(done.held)
+    assert done.left == ()
+    assert [each.id for each in list_backups(copies.place).manifests] == [done.backup]
+    assert set(done.removed) == set(found.removed)
+    assert traces(copies.root / "place", SECRET) == traces(copies.unpacked(), SECRET) == []
+    back = copies.restored("back")
+    assert problems(back) == []
+    assert states(back) == {epoch: rest(state) for epoch, state in before.items()}
+    assert copies.erase() == ErasedCopy(copies.place.shown)
+
+
+def test_backups_without_the_key_stay(make_store, tmp_path):
+    """Only those that list an object with the key go, and objects of no backup that have it."""
+    directory, place = make_store(COUNT), DirectoryPlace(tmp_path / "place")
+    with Driver(directory) as run:
+        run.apply(1, {"k1": "1"})
+        run.close(1)
+    first = back_up(directory, place).manifest
+    history(directory, 3, executions=1)
+    back_up(directory, place)
+    name = next(each for each in search_place(place, wanted(directory)).held)
+    (tmp_path / "place" / name.replace(name.split("-")[-1], "00ff.sqlite3.zst")).write_bytes(
+        (tmp_path / "place" / name).read_bytes()
+    )
+    assert erased(directory) is not None
+    done = erase_place(place, wanted(directory), lambda: back_up(directory, place), SystemClock())
+    assert done.left == ()
+    assert len(done.held) == 2
+    assert [each.id for each in list_backups(place).manifests] == [first.id, done.backup]
+    bring_back(place, tmp_path / "back", tmp_path, epoch=1)
+    assert window(tmp_path / "back")[-1] == 1
+
+
+def test_no_chain_continues_across_an_erasure(copies):
+    """Whole copies are stored, which restore; the key is not in what was made since, named or not."""
+    assert erased(copies.directory) is not None
+    for _ in range(2):
+        with Driver(copies.directory, (STEP,), backup_interval_s=3600.0) as run:
+            batch = run.epoch * 1000
+            apply(run, batch, STEP, {"k1": f"[{batch}]"})
+            run.close(batch, notes_made=True)
+        made = copies.back_up(incremental=True)
+        whole = made.stored
+    assert whole == 0, "the second backup continues the first one after the erasure"
+    back = copies.restored("back")
+    assert problems(back) == []
+    assert states(back) == states(copies.directory)
+    assert traces(back, SECRET) == []
+
+
+def test_a_rewind_after_an_erasure_keeps_its_backups_right(copies):
+    """The next incremental backup begins before the erasure's newest epoch, of which the place has other rows."""
+    assert erased(copies.directory) is not None
+    held = left(copies.directory)
+    for epoch in sorted(held)[-3:]:
+        with Driver(copies.directory, (STEP,), resume_epoch=epoch + 1, backup_interval_s=3600.0) as run:
+            batch = run.epoch * 1000 + 1
+            apply(run, batch, STEP, {"k1": f"[{batch}]"})
+            run.close(batch, notes_made=True)
+        copies.back_up(incremental=True)
+        back = copies.restored(f"back-{epoch}")
+        assert problems(back) == []
+        assert newest_state(back) == newest_state(copies.directory)
+
+
+@pytest.mark.parametrize("point", ["place.2", "place.4.manifests", "place.4"])
+def test_killed_at_any_step_the_same_call_completes_it(copies, point):
+    """And in between, the latest backup restores without the key."""
+    assert erased(copies.directory) is not None
+
+    def work() -> None:
+        die_at(point)
+        copies.erase()
+
+    assert wait(child(work)) < 0
+    back = copies.restored("between")
+    assert problems(back) == []
+    assert traces(back, SECRET) == []
+    assert copies.erase().left == ()
+    assert traces(copies.unpacked(), SECRET) == []
+    assert newest_state(copies.restored("back")) == newest_state(copies.directory)
+
+
+def test_a_place_that_refuses_to_remove_is_told(copies):
+    """As a bucket with object lock: what is left is named; the latest backup is without the key."""
+
+    class Locked(DirectoryPlace):
+        def delete(self, name: str) -> None:
+            if name.startswith("objects/"):
+                raise BackupTargetError("the object is locked until 2027", path=name)
+            super().delete(name)
+
+    assert erased(copies.directory) is not None
+    place = Locked(copies.root / "place")
+    done = erase_place(place, copies.wanted, copies.back_up, SystemClock())
+    assert set(done.left) == set(done.held)
+    assert "locked until 2027" in done.why
+    assert traces(copies.restored("back"), SECRET) == []
+    assert copies.erase().left == ()
+
+
+def test_a_backup_that_is_being_made_is_waited_for_by_the_user(copies):
+    """It may have read the key before, so nothing is removed until it has ended."""
+    assert erased(copies.directory) is not None
+    name = running_name("20300101T000000.000Z-00")
+    copies.place.write(name, [b"x"])
+    done = copies.erase()
+    assert name in done.left
+    assert "is being made" in done.why
+    assert done.removed == ()
+    assert set(done.held) < set(done.left)
+    copies.place.delete(name)
+    assert copies.erase().left == ()
+    assert copies.place.entries(RUNNING) == []
+
+
+def test_an_object_that_cannot_be_read_is_told(copies):
+    """It may hold the key, and the backups that list it stay, until they are pruned."""
+    assert erased(copies.directory) is not None
+    name = search_place(copies.place, copies.wanted).held[0]
+    (copies.root / "place" / name).write_bytes(b"no object")
+    found = search_place(copies.place, copies.wanted)
+    assert found.left == (name,)
+    assert found.why
+    done = copies.erase()
+    assert done.left == (name,)
+    assert done.why == found.why
+    prune(copies.place, [KeepRule(count=1)], SystemClock().wall_ms())
+    assert not (copies.root / "place" / name).exists()
+    assert copies.erase() == ErasedCopy(copies.place.shown)
+
+
+def test_another_directory_is_the_writer(copies, tmp_path):
+    """Then nothing is removed: the place is that directory's, in which the key may still be."""
+    other = copies.restored("other")
+    with Driver(other, (STEP,)) as run:
+        run.close(1)
+    writer = Writer(
+        other, copies.place, SystemClock(), lambda: "ab", place=str(copies.root / "place"), takeover=True,
+        lose_epochs=True,
+    )  # fmt: skip
+    back_up(other, copies.place, writer=writer)
+    assert erased(copies.directory) is not None
+    before = sorted(path for path in (copies.root / "place").rglob("*") if path.is_file())
+    with pytest.raises(TakenOverError):
+        copies.erase()
+    assert sorted(path for path in (copies.root / "place").rglob("*") if path.is_file()) == before
+
+
+def test_a_standby_gets_files_without_the_key(copies):
+    """By following its place, once the key is erased there; before that, it still holds the key."""
+    assert erased(copies.directory) is not None
+    assert search_standby(copies.standby, copies.wanted).held
+    early = erase_standby(copies.standby, copies.wanted, SystemClock())
+    assert early.left
+    assert "--place" in early.why
+    assert copies.erase().left == ()
+    done = erase_standby(copies.standby, copies.wanted, SystemClock())
+    assert done.held == early.held
+    assert done.left == ()
+    assert traces(copies.standby, SECRET) == []
+    assert problems(copies.standby) == []
+    assert newest_state(copies.standby) == newest_state(copies.directory)
+
+
+def test_what_is_no_copy_of_the_store_is_refused(copies, tmp_path):
+    """Nothing of the key is there, which would be no answer about the copies that the user meant."""
+    empty = DirectoryPlace(tmp_path / "misspelt")
+    with pytest.raises(NoBackupError):
+        search_place(empty, copies.wanted)
+    with pytest.raises(NoBackupError):
+        erase_place(empty, copies.wanted, copies.back_up, SystemClock())
+    other = replace(copies.wanted, store_id="another")
+    with pytest.raises(ForeignPartitionError):
+        search_place(copies.place, other)
+    with pytest.raises(ForeignPartitionError):
+        search_standby(copies.standby, other)
+    with pytest.raises(StandbyDirectoryError):
+        erase_standby(copies.directory, copies.wanted, SystemClock())
+
+
+def test_records_of_failed_runs_in_copies_are_found(make_store, tmp_path):
+    """The run history lies with partition 0, and is in every copy."""
+    directory, place = make_store(COUNT), DirectoryPlace(tmp_path / "place")
+    history(directory, 12, executions=1)
+    records: RunHistory = audit(Store(directory), SystemClock())
+    records.begin("flow", "flow").end(ValueError(f"step 'count', key {PERSON!r}: their street is {SECRET}"))
+    back_up(directory, place)
+    assert {name.split("/")[1] for name in search_place(place, wanted(directory)).held} == {
+        "part-0",
+        f"part-{max(wanted(directory).partitions)}",
+    }
+    assert erased(directory) is not None
+    done = erase_place(place, wanted(directory), lambda: back_up(directory, place), SystemClock())
+    assert done.left == ()
+    assert search_place(place, wanted(directory)).held == ()

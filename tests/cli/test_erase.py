@@ -1,0 +1,232 @@
+"""`recovery erase` as its users use it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from recovery.base.clock import SystemClock
+from recovery.base.reserved import CHECKPOINT_STEP
+from recovery.cli import main
+from recovery.errors import (
+    ConfigurationError,
+    DirectoryLockedError,
+    ErasureIncompleteError,
+    NoBackupError,
+    StandbyDirectoryError,
+    StateNotFoundError,
+)
+from recovery.storage.lock import DirectoryLock
+from tests.operational.person import OTHER, PERSON, SECRET, WAITING, history, traces
+from tests.stores import STEP, Driver, SpreadDirectory, content, problems
+
+
+def command(*words: Any, given: str | None = None) -> Result:
+    """What `recovery` does with these words."""
+    return CliRunner().invoke(main, [*map(str, words)], input=given)
+
+
+def erase(*words: Any, given: str | None = None) -> Result:
+    """What `recovery erase` does."""
+    return command("erase", *words, given=given)
+
+
+@pytest.fixture
+def store(make_store) -> Path:
+    """A directory in which the person occurs in two steps and in quarantine."""
+    directory = make_store(2)
+    history(directory, 1)
+    return directory
+
+
+def test_a_person_is_erased(store, tmp_path):
+    """From the directory, a place and a standby; the answer is in the exit code, and no output has the key."""
+    place, standby = tmp_path / "place", tmp_path / "standby"
+    assert command("backup", store, place).exit_code == 0
+    assert command("follow", place, standby, "--once").exit_code == 0
+    copies = ["--place", place, "--standby", standby]
+    done = erase(store, "--key", PERSON, *copies, "--yes", "--json")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert PERSON not in done.output
+    assert {(each["step"], each["quarantine"]) for each in said["found"]} == {
+        (STEP, False), (STEP, True), (OTHER, False),
+    }  # fmt: skip
+    assert said["rows"] == sum(each["rows"] for each in said["found"]) > 0
+    assert said["complete"]
+    assert said["not_named"] == []
+    assert [each["left"] for each in said["copies"]] == [[], []]
+    assert said["copies"][0]["removed"]
+    assert traces(store, SECRET) == traces(standby, SECRET) == []
+    assert problems(store) == problems(standby) == []
+    assert command("drill", place).exit_code == 0
+    again = erase(store, "--key", PERSON, *copies, "--yes")
+    assert again.exit_code == StateNotFoundError.exit_code
+
+
+def test_the_command_shows_what_it_would_erase_and_asks(store):
+    """Without an answer, and with a no, nothing changes."""
+    before = content(store)
+    for answer, code in (("n\n", ConfigurationError.exit_code), (None, ConfigurationError.exit_code)):
+        asked = erase(store, "--key", PERSON, given=answer)
+        assert asked.exit_code in (1, code)
+        assert "rows in quarantine" in asked.stderr
+        assert "at every epoch? Nothing brings them back." in asked.stderr
+        assert content(store) == before
+    agreed = erase(store, "--key", PERSON, given="y\n")
+    assert agreed.exit_code == 0
+    assert "2 steps" in agreed.stdout
+    assert PERSON not in agreed.stdout
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(store, tmp_path):
+    """Also during a run, and for places; `--step` narrows it."""
+    assert command("backup", store, tmp_path / "place").exit_code == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    words = ["--key", PERSON, "--place", tmp_path / "place", "--dry-run"]
+    with DirectoryLock(store, SystemClock(), "run"):
+        looked = json.loads(erase(store, *words, "--json").stdout)
+        said = erase(store, *words)
+    assert said.exit_code == 0
+    assert "would erase" in said.stdout
+    assert "1 backup, which would be removed" in said.stdout
+    assert looked["dry_run"]
+    assert not looked["complete"]
+    assert len(looked["copies"][0]["held"]) == 1
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    narrow = json.loads(erase(store, "--key", PERSON, "--step", OTHER, "--dry-run", "--json").stdout)
+    assert [each["step"] for each in narrow["found"]] == [OTHER]
+    done = json.loads(erase(store, "--key", PERSON, "--yes", "--json").stdout)
+    assert done["found"] == looked["found"]
+
+
+def test_only_the_named_steps_lose_the_key(store):
+    """The same text may mean something else in another step."""
+    assert erase(store, "--key", PERSON, "--step", STEP, "--yes").exit_code == 0
+    there = json.loads(erase(store, "--key", PERSON, "--dry-run", "--json").stdout)
+    assert [each["step"] for each in there["found"]] == [OTHER]
+    assert erase(store, "--key", PERSON, "--step", STEP, "--yes").exit_code == StateNotFoundError.exit_code
+
+
+def test_keys_come_from_a_file_or_a_pipe(store, tmp_path):
+    """So they are in no list of processes; lines of a file that is none are an error."""
+    assert erase(store, "--key-file", "-", "--yes", given=f"{PERSON}\nk1\n").exit_code == 0
+    (tmp_path / "keys").write_text("k2\nnobody\n\nk3\n")
+    done = erase(store, "--key-file", tmp_path / "keys", "--dry-run", "--json")
+    assert json.loads(done.stdout)["keys_not_found"] == [2]
+    done = erase(store, "--key-file", tmp_path / "keys", "--yes")
+    assert done.exit_code == 0
+    assert "of 3 keys" in done.stderr
+    assert "number 2 in the order given" in done.stderr
+    for key in (PERSON, "k1", "k2"):
+        assert erase(store, "--key", key, "--dry-run").exit_code == StateNotFoundError.exit_code
+    assert erase(store, "--key-file", tmp_path, "--yes").exit_code == ConfigurationError.exit_code
+    assert erase(store, "--yes").exit_code == 2
+
+
+def test_no_run_may_be_active(store):
+    """The command ends with the code of the lock, and nothing is erased."""
+    before = content(store)
+    with DirectoryLock(store, SystemClock(), "run"):
+        assert erase(store, "--key", PERSON, "--yes").exit_code == DirectoryLockedError.exit_code
+    assert content(store) == before
+
+
+def test_a_standby_is_not_erased_by_itself(store, tmp_path):
+    """Its place would bring the key back; with --standby, the place is done first."""
+    assert command("backup", store, tmp_path / "place").exit_code == 0
+    assert command("follow", tmp_path / "place", tmp_path / "standby", "--once").exit_code == 0
+    refused = erase(tmp_path / "standby", "--key", PERSON, "--yes")
+    assert refused.exit_code == StandbyDirectoryError.exit_code
+    assert erase(store, "--key", PERSON, "--standby", store, "--dry-run").exit_code == StandbyDirectoryError.exit_code
+
+
+def test_an_unknown_key_changes_nothing(store, tmp_path):
+    """Nor does it make a backup; the error does not repeat the key."""
+    assert command("backup", store, tmp_path / "place").exit_code == 0
+    before = content(store), sorted((tmp_path / "place").rglob("*"))
+    for copies in ((), ("--place", tmp_path / "place")):
+        refused = erase(store, "--key", "nobody-9", *copies, "--yes", "--json")
+        assert refused.exit_code == StateNotFoundError.exit_code
+        assert "nobody-9" not in refused.output
+    assert (content(store), sorted((tmp_path / "place").rglob("*"))) == before
+
+
+def test_a_copy_that_still_holds_the_key_is_an_error(store, tmp_path):
+    """Its own exit code, with what is left; the directory is done, and the same command completes the rest."""
+    place, standby = tmp_path / "place", tmp_path / "standby"
+    assert command("backup", store, place).exit_code == 0
+    assert command("follow", place, standby, "--once").exit_code == 0
+    words = ["--key", PERSON, "--standby", standby, "--yes"]
+    failed = erase(store, *words, "--json")
+    assert failed.exit_code == ErasureIncompleteError.exit_code
+    said = json.loads(failed.stdout)
+    assert not said["complete"]
+    assert said["not_named"] == [str(place)]
+    assert said["copies"][0]["left"]
+    told = erase(store, *words)
+    assert told.exit_code == ErasureIncompleteError.exit_code
+    assert "--place" in told.stderr
+    assert traces(store, SECRET) == []
+    assert erase(store, *words, "--place", place).exit_code == 0
+    assert traces(standby, SECRET) == []
+
+
+def test_a_place_out_of_reach_does_not_hide_the_others(store, tmp_path):
+    """It may hold the key."""
+    assert command("backup", store, tmp_path / "place").exit_code == 0
+    (tmp_path / "file").write_text("")
+    failed = erase(
+        store, "--key", PERSON, "--place", tmp_path / "file", "--place", tmp_path / "place", "--yes", "--json"
+    )
+    assert failed.exit_code == ErasureIncompleteError.exit_code
+    first, second = json.loads(failed.stdout)["copies"]
+    assert first["left"] == [str(tmp_path / "file")]
+    assert second["removed"]
+    assert second["left"] == []
+    looked = erase(store, "--key", PERSON, "--place", tmp_path / "file", "--dry-run")
+    assert looked.exit_code == NoBackupError.exit_code
+
+
+def test_state_of_sparks_own_operators_is_told(make_store):
+    """Nobody looks for keys in it."""
+    directory = make_store(2)
+    with Driver(directory, (STEP, WAITING)) as run:
+        run.apply(1, {PERSON: "1"})
+        run.close(1, driver_rows={CHECKPOINT_STEP: {"state/0/0/1.delta": "x"}})
+    looked = erase(directory, "--key", PERSON, "--dry-run", "--json")
+    assert json.loads(looked.stdout)["spark_state"]
+    assert "Spark's own operators" in erase(directory, "--key", PERSON, "--yes").stderr
+
+
+def test_owners_lose_the_key(make_store):
+    """With --owner; each rewrites its own files."""
+    places = SpreadDirectory(make_store(3), ((), (0, 2), (1,)))
+    try:
+        history(places, 2, executions=1)
+        words = [each for at in places.services for each in ("--owner", at.at)]
+        words += ["--token-file", places.token]
+        places.token.chmod(0o600)
+        looked = erase(places.places[0], "--key", PERSON, *words, "--dry-run", "--json")
+        assert looked.exit_code == 0, looked.output
+        done = erase(places.places[0], "--key", PERSON, *words, "--yes", "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["found"] == json.loads(looked.stdout)["found"]
+        assert erase(places.places[0], "--key", PERSON, *words, "--dry-run").exit_code == 44
+    finally:
+        places.close()
+    assert [each for place in places.places for each in traces(place, SECRET)] == []
+
+
+def test_the_old_directory_of_a_repartition_is_named(store):
+    """It is another store, with the key in it."""
+    assert command("repartition", store, 3, "--in-place").exit_code == 0
+    said = json.loads(erase(store, "--key", PERSON, "--yes", "--json").stdout)
+    [old] = said["not_named"]
+    assert Path(old).is_dir()
+    assert erase(old, "--key", PERSON, "--yes").exit_code == 0
+    assert traces(Path(old), SECRET) == traces(store, SECRET) == []
