@@ -21,7 +21,7 @@ from recovery.storage.owned import OwnerPartitions
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
 from recovery.wire.calls import PartitionCalls
-from tests.faults.minirun import FLOW, STEP, MiniRun
+from tests.faults.minirun import FLOW, STEP, MiniRun, freeze
 from tests.owner.histories import BATCHES, UNHURRIED, ForkedOwner, age_of
 from tests.owner.replacing import SILENCE_S, ReplacingHistory, patient_for
 from tests.stores import query
@@ -53,7 +53,7 @@ class Fleet:
         return MiniRun(self.history.places[0], self.history.seed, **settings | UNHURRIED)
 
     def freeze(self) -> None:
-        os.kill(self.frozen.pid, signal.SIGSTOP)
+        freeze(self.frozen.pid)
 
     def wake(self) -> None:
         os.kill(self.frozen.pid, signal.SIGCONT)
