@@ -63,6 +63,7 @@ def fleet(make_store, tmp_path):
     made.close()
 
 
+@pytest.mark.long
 def test_an_owner_is_lost_for_good(fleet):
     """With its disk. The run goes on in its session to the end of its input, says what it did, and `status` shows it.
     The owner's partitions are in the next runs' places."""
