@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -110,3 +111,10 @@ def test_a_release_without_notes_is_refused(checkout):
     git(checkout, "commit", "-qam", "no notes")
     done = subprocess.run([checkout / ".ci/release", "0.3.0"], cwd=checkout, capture_output=True, text=True)
     assert (done.returncode, "nothing under [Unreleased]" in done.stderr) == (1, True), done.stderr
+
+
+@pytest.mark.parametrize("folder", ["recovery", "benchmarks", "examples", "meltano_recovery"])
+def test_pip_knows_no_package_of_the_import_name(folder):
+    """Code that asks for the version of `recovery` works where nobody has installed the package, and only there."""
+    asks = re.compile(r"""(?:version|distribution|metadata|requires)\(["']recovery["']""")
+    assert not [path for path in (ROOT / folder).rglob("*.py") if asks.search(path.read_text())]
