@@ -67,6 +67,16 @@ def test_without_a_history(checkout):
     assert built(checkout) == "9.4.0.dev0"
 
 
+def test_without_the_whole_history(checkout, tmp_path_factory):
+    """The commits since VERSION was set cannot be counted; the newest one is known."""
+    set_version(checkout, "9.4.0.dev0")
+    for text in ("a", "b", "c"):
+        git(checkout, "commit", "-q", "--allow-empty", "-m", text)
+    clone = tmp_path_factory.mktemp("shallow") / "clone"
+    git(checkout, "clone", "-q", "--depth", "2", checkout.as_uri(), str(clone))
+    assert built(clone) == f"9.4.0.dev0+g{git(checkout, 'rev-parse', '--short=7', 'HEAD')}"
+
+
 @pytest.mark.parametrize(
     ("installed", "expected"),
     [("9.4.0.dev12+g1234567", "9.4.0.dev12+g1234567"), ("9.3.0", "9.4.0.dev0"), (None, "9.4.0.dev0")],
