@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness import environments, table
+from benchmarks.harness.machine import versions
 from benchmarks.harness.processes import run_command
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
@@ -134,9 +135,6 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
 
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     """The child of one round."""
-    import platform
-    from importlib.metadata import version
-
     Path("in").mkdir()
     Path("in/keys.txt").write_text("".join(f"key-{number:07}\n" for number in range(arguments["keys"])))
     Path("flow.py").write_text(FLOW)
@@ -151,8 +149,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         wrong = wrong or "a run with nothing to do called the sink"
     if "no new input" not in steps[IDLE]["said"]:
         wrong = wrong or f"{IDLE} started Spark: {steps[IDLE]['said']}"
-    versions = {"python": platform.python_version(), "pyspark": version("pyspark")}
-    return {"seconds": time.time() - began_s, "steps": steps, "wrong": wrong, "versions": versions}
+    return {"seconds": time.time() - began_s, "steps": steps, "wrong": wrong, "versions": versions("pyspark")}
 
 
 def _measured(command: Sequence[str]) -> tuple[dict[str, Any], str]:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
 import threading
 import time
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -25,6 +23,7 @@ import apsw
 
 from benchmarks.contenders.owners import address_of, serving
 from benchmarks.harness import environments, table
+from benchmarks.harness.machine import versions
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Rounds
 
@@ -133,8 +132,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         finally:
             owner.terminate()
             owner.communicate()
-    versions = {"python": platform.python_version(), "recovery": version("recovery"), "pyspark": version("pyspark")}
-    return {**_summary(seen, ends, rows), "wrong": _wrong(db, third, ends, rows), "versions": versions}
+    return {**_summary(seen, ends, rows), "wrong": _wrong(db, third, ends, rows), "versions": versions("pyspark")}
 
 
 def _drive(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import environments, table
+from benchmarks.harness.machine import versions
 from benchmarks.harness.processes import spent
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
@@ -99,17 +100,13 @@ def report(measurements: Sequence[Measurement], arguments: argparse.Namespace) -
 
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     """The child: by cause, then by file."""
-    import platform
-    from importlib.metadata import version
-
     answer = _measured("by-cause", arguments, Causes())
     files = _by_file()
     with files as counted:
         again = _measured("by-file", arguments, Causes(), counted.clear)
     answer["files"] = dict(counted)
     answer["wrong"] = answer["wrong"] or again["wrong"]
-    versions = {"python": platform.python_version(), "apsw": version("apsw")}
-    return {"seconds": answer["close_cpu_s"], "versions": versions, **answer}
+    return {"seconds": answer["close_cpu_s"], "versions": versions(), **answer}
 
 
 class Causes(Counter[str]):

@@ -22,13 +22,16 @@ def installed_version() -> str:
 
 def version_to_build() -> str:
     """Return the version of a build of this checkout, which the build asks for: VERSION, and of a development version
-    also the commits since VERSION was set, and the newest one. Only VERSION where git or the history is missing."""
+    also the commits since VERSION was set, and the newest one. A clone without the whole history counts no commits.
+    Only VERSION where git or the history is missing."""
     if ".dev" not in VERSION:
         return VERSION
     here = Path(__file__)
     try:
         since = _git("log", "-1", "--format=%H", "-G", "^VERSION = ", "--", here.name)
-        count, commit = _git("rev-list", "--count", f"{since}..HEAD"), _git("rev-parse", "--short=7", "HEAD")
+        is_whole = _git("rev-parse", "--is-shallow-repository") != "true"
+        count = _git("rev-list", "--count", f"{since}..HEAD") if is_whole else "0"
+        commit = _git("rev-parse", "--short=7", "HEAD")
     except (OSError, subprocess.SubprocessError):
         return VERSION
     return f"{VERSION.removesuffix('0')}{count}+g{commit}" if since else VERSION

@@ -9,6 +9,7 @@ import click
 
 from recovery.base.version import installed_version
 from recovery.cli.common import Commands, say
+from recovery.cli.examples import add_examples
 from recovery.cli.option import option
 
 COMMANDS = {
@@ -65,6 +66,7 @@ class _Imported(MutableMapping[str, click.Command]):
         if found is None:
             module, _, function = COMMANDS[name].partition(":")
             found = self._commands[name] = getattr(import_module(f"recovery.cli.{module}"), function or module)
+            add_examples(name, found)
         return found
 
     def __setitem__(self, name: str, command: click.Command) -> None:

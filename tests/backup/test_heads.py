@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -24,14 +25,23 @@ from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.stores import paths_of
 
 
-@pytest.fixture
-def place(store_dir, tmp_path):
-    """A place with more backups of a chain than a manifest lists by itself, and the directory."""
-    work(store_dir, 1)
+@pytest.fixture(scope="module")
+def made(store_maker, tmp_path_factory):
+    """A directory, and a place with more backups of its chain than a manifest lists by itself."""
+    directory, target = store_maker(2), tmp_path_factory.mktemp("made") / "dest"
+    work(directory, 1)
     for _ in range(2 * MOST_OWN + 3):
-        back_up(store_dir, tmp_path / "dest", incremental=True)
-        work(store_dir, 1)
-    return DirectoryPlace(tmp_path / "dest")
+        back_up(directory, target, incremental=True)
+        work(directory, 1)
+    return directory, target
+
+
+@pytest.fixture
+def place(made, store_dir, tmp_path):
+    """A copy of that place, and of the directory in `store_dir`."""
+    directory, target = made
+    shutil.copytree(directory, store_dir, dirs_exist_ok=True)
+    return DirectoryPlace(Path(shutil.copytree(target, tmp_path / "dest")))
 
 
 def heads(place):

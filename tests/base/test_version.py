@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,16 @@ def test_without_a_history(checkout):
     assert built(checkout) == "9.4.0.dev0"
 
 
+def test_without_the_whole_history(checkout, tmp_path_factory):
+    """The commits since VERSION was set cannot be counted; the newest one is known."""
+    set_version(checkout, "9.4.0.dev0")
+    for text in ("a", "b", "c"):
+        git(checkout, "commit", "-q", "--allow-empty", "-m", text)
+    clone = tmp_path_factory.mktemp("shallow") / "clone"
+    git(checkout, "clone", "-q", "--depth", "2", checkout.as_uri(), str(clone))
+    assert built(clone) == f"9.4.0.dev0+g{git(checkout, 'rev-parse', '--short=7', 'HEAD')}"
+
+
 @pytest.mark.parametrize(
     ("installed", "expected"),
     [("9.4.0.dev12+g1234567", "9.4.0.dev12+g1234567"), ("9.3.0", "9.4.0.dev0"), (None, "9.4.0.dev0")],
@@ -110,3 +121,10 @@ def test_a_release_without_notes_is_refused(checkout):
     git(checkout, "commit", "-qam", "no notes")
     done = subprocess.run([checkout / ".ci/release", "0.3.0"], cwd=checkout, capture_output=True, text=True)
     assert (done.returncode, "nothing under [Unreleased]" in done.stderr) == (1, True), done.stderr
+
+
+@pytest.mark.parametrize("folder", ["recovery", "benchmarks", "examples", "meltano_recovery"])
+def test_pip_knows_no_package_of_the_import_name(folder):
+    """Code that asks for the version of `recovery` works where nobody has installed the package, and only there."""
+    asks = re.compile(r"""(?:version|distribution|metadata|requires)\(["']recovery["']""")
+    assert not [path for path in (ROOT / folder).rglob("*.py") if asks.search(path.read_text())]

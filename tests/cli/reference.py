@@ -9,6 +9,7 @@ from typing import NamedTuple
 import click
 
 from recovery.cli import COMMANDS, main
+from recovery.cli.examples import EXAMPLES
 
 COMMON = 3
 """An option that so many commands have, with the same help, is printed once for all of them."""
@@ -171,10 +172,11 @@ def commands() -> Iterator[str]:
 
 
 def subcommands(name: str) -> Iterator[str]:
-    """The table of the subcommands of a command, with their help."""
-    yield head("command", "")
+    """The table of the subcommands of a command, with their help and an example of each."""
+    yield head("command", "", "example")
     for each, command in below(name).items():
-        yield row(code(usage(f"{name} {each}", command)), " ".join(str(command.help).split()))
+        words = f"{name} {each}"
+        yield row(code(usage(words, command)), " ".join(str(command.help).split()), code(EXAMPLES[words]))
 
 
 def common_options() -> Iterator[str]:
@@ -190,7 +192,7 @@ def common_options() -> Iterator[str]:
 
 
 def options(name: str) -> Iterator[str]:
-    """The table of a command's own options, and the names of those that it shares."""
+    """The table of a command's own options, the names of those that it shares, and an example."""
     found: dict[Shown, list[str]] = {}
     for subcommand, command in below(name).items():
         for _, shown in shown_options(command):
@@ -206,6 +208,10 @@ def options(name: str) -> Iterator[str]:
         yield "\n"
     if common:
         yield f"[Common options](#common-options): {code(*common)}.\n"
+    if not several:
+        [each] = below(name)
+        example = code(f"recovery {EXAMPLES[f'{name} {each}'.strip()]}")
+        yield f"\nExample: {example}\n" if found else f"Example: {example}\n"
 
 
 def variables() -> Iterator[str]:

@@ -366,6 +366,19 @@ def wait(pid: int, timeout_s: float = 60) -> int:
         time.sleep(0.002)
 
 
+def freeze(pid: int) -> None:
+    """Stop a child with SIGSTOP. Its threads have stopped when this returns: on a busy machine they may run for
+    milliseconds after the signal, long enough to do what is asked next."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until_frozen(pid)
+
+
+def wait_until_frozen(pid: int) -> None:
+    """Wait until all threads of a child, which somebody stops, have stopped; fail if it ends instead."""
+    status = os.waitpid(pid, os.WUNTRACED)[1]
+    assert os.WIFSTOPPED(status), f"process {pid} ended with {os.waitstatus_to_exitcode(status)}"
+
+
 @contextlib.contextmanager
 def killed_afterwards(*pids: int) -> Iterator[None]:
     """No child outlives the block."""

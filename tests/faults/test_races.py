@@ -22,7 +22,7 @@ from recovery.errors import DirectoryLockedError, LeaseLostError, RecoveryError
 from recovery.storage import lock
 from recovery.storage.lock import LOCK_NAME
 from recovery.storage.scan import scan
-from tests.faults.minirun import MiniRun, child, killed_afterwards, run, states, totals, wait
+from tests.faults.minirun import MiniRun, child, freeze, killed_afterwards, run, states, totals, wait
 from tests.faults.test_copies import contents
 from tests.stores import ROOT, Driver, paths_of, problems, query
 
@@ -169,8 +169,7 @@ def woken_too_late(directory: Path, number: int, generator: random.Random) -> bo
         while min(newest_epochs(directory)) <= max(first):
             assert time.monotonic() < deadline
         time.sleep(generator.uniform(0, 0.05))
-        os.kill(pid, signal.SIGSTOP)
-        assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+        freeze(pid)
         if any(is_being_written(path) for path in paths_of(directory)):
             return False
         with Driver(directory, ["a"]) as successor:

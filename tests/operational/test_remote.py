@@ -31,6 +31,7 @@ from recovery.operational.backends.open import open_backend
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.places.directory import DirectoryDocuments
 from recovery.places.protocol import Conflict
+from tests.faults.minirun import wait_until_frozen
 from tests.operational.emulators import store
 from tests.operational.support import HOUR_MS, IMPATIENT, HandClock, SetClock, StoppableClock, all_of, background
 from tests.shares import first, some
@@ -232,7 +233,7 @@ def test_a_stalled_holder_can_neither_write_nor_release(place):
     uri = place(lock_timeout_seconds=1, lock_retry_seconds=0.05)
     stalled = background(STALL, uri)
     assert stalled.stdout.readline() == "held\n"
-    assert os.WIFSTOPPED(os.waitpid(stalled.pid, os.WUNTRACED)[1])
+    wait_until_frozen(stalled.pid)
     clock = StoppableClock()
     state = StateManager(uri, clock=clock)
     with state.lock("orders"):

@@ -217,10 +217,10 @@ class History:
         self.ended(code)
         self.wait_until_free()
 
-    def wait_until_free(self) -> None:
-        """Until the owners know that the driver is gone, which takes milliseconds."""
+    def wait_until_free(self, owners: Sequence[ForkedOwner] | None = None) -> None:
+        """Until the owners, or these, know that the driver is gone, which takes milliseconds."""
         until_s = time.monotonic() + PATIENCE_S
-        for each in self.owners:
+        for each in self.owners if owners is None else owners:
             while each.running():
                 clients = self.clients(each.addresses)
                 try:

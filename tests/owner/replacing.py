@@ -12,7 +12,7 @@ import time
 from recovery.backup import missing
 from recovery.errors import OwnerUnreachableError
 from recovery.wire import client, frames, line, server
-from tests.faults.minirun import run
+from tests.faults.minirun import freeze, run
 from tests.owner.histories import EXPECTED, ForkedOwner
 from tests.owner.replicated import ReplicatedHistory
 
@@ -101,7 +101,7 @@ class ReplacingHistory(ReplicatedHistory):
             if what == "disk lost":
                 self.lose_disk(victim)
         elif what == "frozen" and victim.running():
-            os.kill(victim.pid, signal.SIGSTOP)
+            freeze(victim.pid)
             self.frozen.append(victim)
         elif what == "driver":
             os.kill(pid, signal.SIGKILL)

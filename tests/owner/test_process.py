@@ -21,6 +21,7 @@ from recovery.owner.process import OwnerProcess
 from recovery.owner.serving import ShownCertificate
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
+from tests.faults.minirun import freeze
 from tests.shares import first
 from tests.stores import KEY, ROOT, STEP, Driver, OwnedDirectory, pack
 from tests.waiting import wait_until
@@ -78,7 +79,7 @@ class TestFaults:
     def test_frozen_for_a_while(self, run):
         store = task(run)
         store.apply(STEP, 0, {0: [pack({"a": "1"})]}, BatchCount(1, 1))
-        os.kill(run.owner.pid, signal.SIGSTOP)
+        freeze(run.owner.pid)
         threading.Timer(1.0, os.kill, [run.owner.pid, signal.SIGCONT]).start()
         assert store.read(STEP, 1, {0: ("a",)}) == {0: ["1"]}
 
@@ -87,7 +88,7 @@ class TestFaults:
         monkeypatch.setattr("recovery.wire.line.SILENCE_S", 0.5)
         run.apply(0, {"a": "1"})
         pid = run.owner.pid
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         try:
             with pytest.raises(OwnerUnreachableError, match=f"127.0.0.1:{run.owner.port} was not reached for"):
                 task(run, deadline_s=1.5).read(STEP, 1, {0: ("a",)})

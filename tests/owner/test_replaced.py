@@ -22,7 +22,7 @@ from recovery.storage.scan import scan
 from recovery.wire import run_client, server
 from recovery.wire.calls import BegunExecution, PartitionCalls
 from recovery.wire.client import OwnerTaskStore
-from tests.faults.minirun import STARTS, MiniRun, child, killed_afterwards, wait
+from tests.faults.minirun import STARTS, MiniRun, child, killed_afterwards, wait, wait_until_frozen
 from tests.owner.histories import BATCHES, PATIENCE_S, UNHURRIED, History
 from tests.owner.served import TOKEN
 from tests.shares import some
@@ -110,7 +110,7 @@ class Drivers:
 
     def wait_until_frozen(self, pid: int) -> None:
         """Wait until this process, the first driver, is frozen; then the owners let it go."""
-        assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+        wait_until_frozen(pid)
         (self.first.parent / FROZEN).touch()
 
     def wake(self, pid: int) -> None:

@@ -17,15 +17,15 @@ from recovery.base.clock import SystemClock
 from recovery.base.credentials.task_key import task_key
 from recovery.errors import OwnerUnreachableError, RecoveryError
 from recovery.spark.run.prepare import Prepared
-from recovery.storage.owned import OwnerPartitions
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
-from recovery.wire.calls import PartitionCalls
-from tests.faults.minirun import FLOW, STEP, MiniRun
+from recovery.wire.calls import OwnerCalls, PartitionCalls
+from recovery.wire.line import Line
+from recovery.wire.run_client import Owner
+from tests.faults.minirun import FLOW, STEP, MiniRun, freeze
 from tests.owner.histories import BATCHES, UNHURRIED, ForkedOwner, age_of
 from tests.owner.replacing import SILENCE_S, ReplacingHistory, patient_for
 from tests.stores import query
-from tests.waiting import wait_until
 
 FROZEN_IN = 3
 """The micro-batch in which the owner is frozen."""
@@ -53,7 +53,7 @@ class Fleet:
         return MiniRun(self.history.places[0], self.history.seed, **settings | UNHURRIED)
 
     def freeze(self) -> None:
-        os.kill(self.frozen.pid, signal.SIGSTOP)
+        freeze(self.frozen.pid)
 
     def wake(self) -> None:
         os.kill(self.frozen.pid, signal.SIGCONT)
@@ -92,24 +92,15 @@ def test_a_frozen_owner_wakes_up(fleet, tmp_path, monkeypatch, doing):
     old_address = run.store.address(run.lease)
     old_task, _ = reach(old_address, task_key=task_key())
     old_task.read(STEP, run.next_batch, {2: ("key1",)})
-    of, name = (OwnerPartitions, "close") if doing == "a close" else (PartitionCalls, "seal")
-    original, ask = getattr(of, name), OwnerPartitions.ask
-    if doing == "a close":
+    # A call to be sent has its connection already: a frozen owner accepts no other one.
+    on, asked_for = Owner._on, OwnerCalls.close if doing == "a close" else PartitionCalls.seal
 
-        def close(self: OwnerPartitions, *arguments: object) -> object:
-            if self._owner.location == fleet.frozen.at:
-                fleet.freeze()
-            return original(self, *arguments)
+    def sent(self: Owner, line: Line, call: object, *arguments: object, **named: object) -> object:
+        if self.location == fleet.frozen.at and call is asked_for:
+            fleet.freeze()
+        return on(self, line, call, *arguments, **named)
 
-        monkeypatch.setattr(OwnerPartitions, "close", close)
-    else:
-
-        def asked(self: OwnerPartitions, call: object, *arguments: object, **named: object) -> object:
-            if self._owner.location == fleet.frozen.at and call is PartitionCalls.seal:
-                fleet.freeze()
-            return ask(self, call, *arguments, **named)
-
-        monkeypatch.setattr(OwnerPartitions, "ask", asked)
+    monkeypatch.setattr(Owner, "_on", sent)
     with pytest.raises(OwnerUnreachableError):
         run_to_the_end(run)
     run.release()
@@ -124,8 +115,10 @@ def test_a_frozen_owner_wakes_up(fleet, tmp_path, monkeypatch, doing):
     stale = [age_of(path) for path in fleet.lost_copies()]
     fleet.wake()
     if doing == "a close":
-        # What the first execution had sent is closed now, in copies that do not count.
-        wait_until(lambda: [age_of(path) for path in fleet.lost_copies()] > stale, 30)
+        # What the first execution had sent is closed now, in copies that do not count; or it is refused, where the
+        # owner saw first that the connection by which the run held the directory had ended.
+        fleet.history.wait_until_free([fleet.frozen])
+        assert all(age_of(path) >= age for path, age in zip(fleet.lost_copies(), stale, strict=True))
     try:
         old_task.apply(STEP, run.next_batch, {2: [Changes(("99\x1fkey1",), False)]}, BatchCount(1, 1))
     except RecoveryError:

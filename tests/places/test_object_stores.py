@@ -393,7 +393,8 @@ class TestUnreachable:
         "main(['backup', *sys.argv[1:]])\n"
     )
 
-    @pytest.mark.parametrize("silent", some([True, False], True), ids=["silent", "refusing"])
+    @pytest.mark.long
+    @pytest.mark.parametrize("silent", [True, False], ids=["silent", "refusing"])
     def test_it_ends(self, store, tmp_path, silent):
         """The process ends too: no thread that waits for an answer holds it back."""
         environ = {

@@ -150,6 +150,7 @@ def test_the_table_of_metrics():
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_stateful_operation_with_timeouts(spark, tmp_path, capsys):
     """mapGroupsWithState becomes a step. It crashes in a micro-batch and continues exactly; older versions of the state
     stay readable; its state has a schema; each of the five metrics has a value."""

@@ -125,6 +125,7 @@ def test_the_tool_shows_the_lag_of_the_run(spark, kafka, topic, tmp_path):
     assert described(kafka, "recovery-test") == found
 
 
+@pytest.mark.long
 def test_a_group_of_others_is_left_alone(spark, kafka, topic, tmp_path, caplog):
     """With consumers, or with offsets that consumers have committed while they are away; another group by its name,
     or none."""

@@ -19,6 +19,7 @@ from recovery import ConfigurationError, RecoveryConfig
 from recovery.wire.server import HOLD_S
 from tests.backup.emulators import moto
 from tests.cluster.support import Run, assert_exact, batches_in
+from tests.faults.minirun import freeze
 from tests.flows.cluster import truth
 from tests.owner.served import ROOT, TOKEN, Served, invoked, recovery, spread, token_file
 from tests.stores import state_at, window
@@ -148,7 +149,7 @@ def test_a_driver_that_was_replaced(fleet, tmp_path, ends):
     successors.mkdir()
     run = fleet.run("counts(2000, 99, 0.2)")
     run.await_text(r"^batch 2$")
-    os.kill(run.process.pid, signal.SIGSTOP)
+    freeze(run.process.pid)
     try:
         wait_until(fleet.is_free, HOLD_S * 3)
         successor = fleet.run("counts(2000, 8, 0.2)" if ends else "counts(2000, 99, 0.2)", directory=successors)

@@ -79,8 +79,9 @@ def test_speculation_is_refused(tmp_path, feed, spark, monkeypatch, step):
         settings.set("spark.speculation", "false")
 
 
-@pytest.mark.parametrize("point", [pytest.param("close.2.snaps", marks=pytest.mark.long), "close.3"])
-@pytest.mark.parametrize("make", ["make_condition", pytest.param("make_sums", marks=pytest.mark.long)])
+@pytest.mark.parametrize("point", ["close.2.snaps", "close.3"])
+@pytest.mark.parametrize("make", ["make_condition", "make_sums"])
+@pytest.mark.long
 def test_killed_while_rows_are_put_aside_and_replayed(tmp_path, feed, spark, make, point):
     """Whatever was closed counts, the rest comes again: each row once in the states."""
     feed.add([("a", 1), ("b", 2), ("c", 3)])

@@ -15,6 +15,7 @@ import pytest
 
 from tests.cluster.support import assert_exact
 from tests.cluster.test_tables import file_rows, shown
+from tests.faults.minirun import freeze
 from tests.owner.histories import age_of
 from tests.owner.served import invoked
 from tests.spark.test_owners import Fleet
@@ -62,6 +63,7 @@ def fleet(make_store, tmp_path):
     made.close()
 
 
+@pytest.mark.long
 def test_an_owner_is_lost_for_good(fleet):
     """With its disk. The run goes on in its session to the end of its input, says what it did, and `status` shows it.
     The owner's partitions are in the next runs' places."""
@@ -115,7 +117,7 @@ def test_a_frozen_owner_wakes_up(fleet):
     run = fleet.run("counts(2000, 60, 0.2)", *fleet.replacing)
     run.await_text(r"^batch 3$")
     wait_until(lambda: fleet.shipped(2), 60)
-    os.kill(frozen.process.pid, signal.SIGSTOP)
+    freeze(frozen.process.pid)
     try:
         run.await_text(r"is lost; partitions 0, 3 come back at ")
         run.await_text(r"^batch 30$")

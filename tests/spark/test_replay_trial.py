@@ -19,6 +19,7 @@ from recovery.storage.store import Store
 from tests.flows import bad_rows
 from tests.flows.bad_rows import keyed, pairs
 from tests.owner.served import Served, recovery, spread, token_file
+from tests.shares import some
 from tests.spark.support import ROOT, states
 from tests.stores import content
 
@@ -112,10 +113,11 @@ def job(tmp_path, feed, spark):
 @pytest.mark.parametrize(
     ("kind", "limit"),
     [
-        ("key", 2000), ("no", 2000), ("timeouts", 2000), ("tables", 2000),
+        ("key", 2000),
         *(pytest.param("key", limit, marks=pytest.mark.long) for limit in (1000, 9000)),
+        *(pytest.param(kind, 2000, marks=pytest.mark.long) for kind in ("no", "timeouts", "tables")),
     ],
-)  # fmt: skip
+)
 def test_it_says_what_the_replay_does(job, kind, limit):
     """Which rows pass, and with which errors the others fail, of every kind of step."""
     job.run(kind=kind)
@@ -183,6 +185,7 @@ def test_an_error_that_says_nothing_about_a_row(job, monkeypatch):
             job.tried()
 
 
+@pytest.mark.long
 def test_the_command_at_owners(job, tmp_path):
     """With the partitions at two owners, it prints the same facts; nothing changes there."""
     job.run()
@@ -209,7 +212,7 @@ def test_the_command_at_owners(job, tmp_path):
     assert states(job.directory, "totals")
 
 
-@pytest.mark.parametrize("make_flow", [bad_rows.make_condition, bad_rows.make_sums])
+@pytest.mark.parametrize("make_flow", some([bad_rows.make_condition, bad_rows.make_sums], bad_rows.make_sums))
 def test_steps_for_which_spark_computes_columns(job, tmp_path, make_flow):
     """A condition, which lets only some rows of an entry pass, and sums: Spark computes both for the trial."""
     fixed = tmp_path / "fixed"

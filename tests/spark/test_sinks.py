@@ -39,7 +39,7 @@ from tests.spark.test_crashes import finish, recovery_run
 
 def documented(name: str) -> type:
     """A class that docs/sinks.md shows, unchanged."""
-    [code] = re.findall(rf"```python\n([^`]*?\nclass {name}:.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    [code] = re.findall(rf"```python(?: title=\S+)?\n([^`]*?\nclass {name}:.*?)```", DOCUMENT.read_text(), re.DOTALL)
     names: dict = {}
     exec(code, names)
     return names[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -42,9 +43,15 @@ def check(name, facts):
     Draft202012Validator(schema(name)).validate(facts)
 
 
+@pytest.fixture(scope="module")
+def made(store_maker):
+    return filled(store_maker(3))
+
+
 @pytest.fixture
-def store(make_store):
-    return filled(make_store(3))
+def store(made, make_store):
+    """A copy of one store for each test."""
+    return shutil.copytree(made, make_store(3), dirs_exist_ok=True)
 
 
 def test_the_openapi_file_is_one():

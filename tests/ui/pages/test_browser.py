@@ -60,6 +60,7 @@ def test_a_page_moves_while_one_watches(make_store, browser):
         tab.page.close()
 
 
+@pytest.mark.long
 def test_an_error_comes_and_goes(make_store, browser):
     """What was shown before stays while there is one, with the error; a page that was opened meanwhile becomes the page
     of the flow when it is over."""
