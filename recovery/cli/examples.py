@@ -56,6 +56,7 @@ EXAMPLES = {
     "quarantine export": "quarantine export bad-db/ --output-file waiting.jsonl",
     "quarantine replay": "quarantine replay bad-db/ --key a",
     "quarantine drop": "quarantine drop bad-db/ --key b --save dropped.jsonl",
+    "erase": "erase db/ --key k1",
     "warmup": "warmup",
     "demo": "demo --directory demo/",
 }

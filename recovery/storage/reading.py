@@ -11,7 +11,7 @@ from recovery.planning.measures import Measure, StepSize
 from recovery.planning.resume import Cut
 from recovery.planning.values import PartitionDescription
 from recovery.storage import erasing, history, scan
-from recovery.storage.history import Due, KeyChange, KeyState, KeyVersion
+from recovery.storage.history import Due, KeyChange, KeyState, KeyVersion, VersionSpan
 from recovery.storage.seam import HeldRows, KeyToErase
 
 

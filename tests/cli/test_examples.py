@@ -38,7 +38,7 @@ BEFORE = {
     "state import": "state export db/ --output-file states.jsonl",
 }
 """What a user has done before the example of these commands."""
-ASKS = ("quarantine drop", "state clear", "state merge")
+ASKS = ("erase", "quarantine drop", "state clear", "state merge")
 """These show what they would do, and ask."""
 SPARK = {"run": "epoch 1 closed", "warmup": "Made ", "demo": "demo"}
 """What these, which start Spark, print."""
