@@ -164,8 +164,8 @@ def _without_note(at: Snapshot, step: StepId, key: str, sizes: Mapping[int, int]
     found = WaitingKey(step, key, note, False, tuple(sorted(sizes.items())), WITHOUT_NOTE)
     entries = [replace_fields(entry, data="") for _, _, entry in entries_of(at, [found])]
     errors = [entry.failure.text for entry in entries if entry.failure is not None]
-    rows, last = sum(entry.rows or 1 for entry in entries), errors[-1] if errors else ""
-    note = replace_fields(note, rows=rows, since_ms=entries[0].at_ms, error=last)
+    rows, newest = sum(entry.rows or 1 for entry in entries), errors[-1] if errors else ""
+    note = replace_fields(note, rows=rows, since_ms=entries[0].at_ms, error=newest)
     return replace(found, note=note)
 
 
