@@ -14,6 +14,7 @@ A crash within import.5 leaves the epoch in some partitions only: it does not co
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ def import_into_step(
             restore(found.rows.items(), scratch / "checkpoint")
         keys = read(scratch / "checkpoint", operator, wanted.step)
         mapped = _mapped(keys, operator, wanted)
+        shutil.rmtree(scratch / "checkpoint", ignore_errors=True)
         # import.4
         _check_unused(source, found)
         epoch = None
