@@ -68,7 +68,8 @@ def partition_holds(path: Path, wanted: SoughtKeys) -> bool:
 
 
 def changes_hold(path: Path, wanted: SoughtKeys) -> bool:
-    """Return the same of a changes file. Raises what `read_links` raises."""
+    """Return whether a changes file has rows of any of the keys, or a record of a run that names one. Raises what
+    `read_links` raises."""
     with contextlib.closing(reading_changes(path)) as connection, translated(path):
         rows = connection.execute(CHANGED)
         holds = any(belongs(step, name, each) for step, name in rows for each in wanted.keys)

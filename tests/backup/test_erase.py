@@ -195,7 +195,7 @@ def test_killed_at_any_step_the_same_call_completes_it(copies, point):
     assert newest_state(copies.restored("back")) == newest_state(copies.directory)
 
 
-def test_a_place_that_refuses_to_remove_is_told(copies):
+def test_a_place_that_refuses_to_remove_is_reported(copies):
     """As a bucket with object lock: what is left is named; the latest backup is without the key."""
 
     class Locked(DirectoryPlace):
@@ -228,7 +228,7 @@ def test_a_backup_that_is_being_made_is_waited_for_by_the_user(copies):
     assert copies.place.entries(RUNNING) == []
 
 
-def test_an_object_that_cannot_be_read_is_told(copies):
+def test_an_object_that_cannot_be_read_is_reported(copies):
     """It may hold the key, and the backups that list it stay, until they are pruned."""
     assert erased(copies.directory) is not None
     name = search_place(copies.place, copies.wanted).held[0]

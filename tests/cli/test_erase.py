@@ -192,7 +192,7 @@ def test_a_place_out_of_reach_does_not_hide_the_others(store, tmp_path):
     assert looked.exit_code == NoBackupError.exit_code
 
 
-def test_state_of_sparks_own_operators_is_told(make_store):
+def test_state_of_sparks_own_operators_is_reported(make_store):
     """Nobody looks for keys in it."""
     directory = make_store(2)
     with Driver(directory, (STEP, WAITING)) as run:
