@@ -37,7 +37,7 @@ CHANGES = {
     "gc": ("yes", "no"),
     "backup": ("makes a backup at DEST", "yes"),
     "restore": ("makes DIR, or partitions at owners", "no"),
-    "drill": ("no", "yes"),
+    "drill": ("leaves a note at SRC", "yes"),
     "follow": ("makes DIR, a standby, and changes it", "at the source"),
     "promote": ("yes", "at the source; it is stopped"),
     "fork": ("makes NEW_DIR", "yes"),
