@@ -34,9 +34,9 @@ COMMANDS: dict[str, Sequence[str]] = {
     "status": ("status", str(DIRECTORY)),
     "plan": ("plan", str(DIRECTORY)),
     "verify": ("verify", str(DIRECTORY)),
-    "backup, the first": ("backup", str(DIRECTORY), "copies"),
+    "backup --incremental, the first": ("backup", str(DIRECTORY), "copies", "--incremental"),
     "an edit of one key": EDIT,
-    "backup, one key later": ("backup", str(DIRECTORY), "copies"),
+    "the same, one key later": ("backup", str(DIRECTORY), "copies", "--incremental"),
     "restore": ("restore", "copies", "restored"),
     "repartition, twice as many": ("repartition", str(DIRECTORY), "moved", "MORE"),
 }
