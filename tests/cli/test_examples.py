@@ -144,6 +144,9 @@ def test_it_works_until_a_signal(here: Path, command: str) -> None:
 @pytest.mark.parametrize("command", SPARK)
 def test_it_works_with_spark(here: Path, command: str) -> None:
     """As a user types it."""
+    if command == "run":
+        shutil.rmtree("db")
+        init_partitions("db", 2)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RECOVERY_CACHE": str(here / "cache"), "HOME": str(here)}
     done = subprocess.run(
         [sys.executable, "-m", "recovery", *words_of(command)], env=environment, capture_output=True, text=True,
