@@ -48,7 +48,7 @@ class Glance:
 
 
 @dataclass(slots=True)
-class _Known:
+class _ReadFile:
     """What was read of a file. stamp: from before it was read; None: it may have been written to in that moment."""
 
     stamp: Stamp | None
@@ -107,7 +107,7 @@ class Glances:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._known: dict[Path, _Known] = {}
+        self._known: dict[Path, _ReadFile] = {}
         self.done = 0
         self.count = 0
         self.moved_s = clock.elapsed_s()
@@ -133,17 +133,17 @@ class Glances:
             self.done += 1
             self.moved_s = self._clock.elapsed_s()
 
-    def _look(self, path: Path) -> _Known:
+    def _look(self, path: Path) -> _ReadFile:
         known = self._known.pop(path, None)
         if is_lazy(path):
             # Reading such a file writes to it.
-            return _Known(None, 0, describe_file(path), None)
+            return _ReadFile(None, 0, describe_file(path), None)
         found, now_ms = stamp_of(path), self._clock.wall_ms()
         if known is None or known.stamp is None or known.stamp != found:
             is_settled = found is not None and _changed_ms(found) < now_ms - SETTLED_MS
             made = _read(path, None if known is None else known.glance)
             log = None if found is None else found[1]
-            known = _Known(found if is_settled else None, 0 if log is None else log[_SIZE], *made)
+            known = _ReadFile(found if is_settled else None, 0 if log is None else log[_SIZE], *made)
         self._known[path] = known
         return known
 

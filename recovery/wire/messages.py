@@ -22,7 +22,7 @@ from recovery.wire.declared import DeclaredCalls, encode, read
 from recovery.wire.frames import MESSAGE_BYTES, VALUE_BYTES, WireError
 from recovery.wire.proof import is_proof, proof
 
-PROTOCOL = (3, 0)
+PROTOCOL = (4, 0)
 """Versions that differ in the first number do not understand each other."""
 NAME = "recovery"
 TASK = "task"

@@ -246,17 +246,17 @@ class TestRefusals:
             task.read(STEP, 0, {0: ("a",)})
         assert type(caught.value) is kind, caught.value
 
-    @pytest.mark.parametrize("protocol", [(2, 0), (4, 0)])
+    @pytest.mark.parametrize("protocol", [(3, 0), (5, 0)])
     def test_another_version(self, serving, monkeypatch, protocol):
         """The first number counts; a later second one is understood."""
-        monkeypatch.setattr(messages, "PROTOCOL", (3, 7))
+        monkeypatch.setattr(messages, "PROTOCOL", (4, 7))
         assert serving.task().read(STEP, 0, {0: ("a",)}) == {0: [None]}
         channel = connected(serving)
         channel.send(Kind.HELLO, messages.write_first(messages.Hello("recovery", protocol, "task", "n")))
         found = refusal(channel)
         assert (found.error, found.found) == (
             "OwnerRefusedError",
-            f"the owner speaks version 3.7 of the protocol, and the task {protocol[0]}.{protocol[1]}",
+            f"the owner speaks version 4.7 of the protocol, and the task {protocol[0]}.{protocol[1]}",
         )
 
     def test_a_server_of_another_kind(self, serving):

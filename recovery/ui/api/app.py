@@ -13,7 +13,7 @@ from recovery.errors import LookLimitError, RecoveryError, StateNotFoundError
 from recovery.storage.verify import damage_behind
 from recovery.ui.api.answering import ApiResponse, answer, refused
 from recovery.ui.api.routes import split_path
-from recovery.ui.api.turns import Turns
+from recovery.ui.api.turns import RequestTurns
 from recovery.ui.facts.flows import Flows, ShownFlow
 
 API = "/api"
@@ -25,7 +25,7 @@ _log = logging.getLogger("recovery")
 def api_routes(flows: Flows) -> list[Route]:
     """Return the routes of an application that answer about flows. The path is taken as it was sent: `%2F` in a name is
     no end of it."""
-    turns = Turns(AT_ONCE)
+    turns = RequestTurns(AT_ONCE)
 
     async def endpoint(request: Request) -> Response:
         asked = (request.scope.get("raw_path") or request.scope["path"].encode()).decode("latin-1").partition("?")[0]

@@ -1,4 +1,4 @@
-"""Turns of requests: how many read at the same time, in threads that a disk which hangs cannot use up."""
+"""RequestTurns of requests: how many read at the same time, in threads that a disk which hangs cannot use up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_AWAY = 2
 """So many threads that have not returned, and a flow gets no further ones."""
 
 
-class Turns:
+class RequestTurns:
     """At most so many requests read at the same time, the others wait for their turn. For one event loop.
 
     A thread that waits for a disk which does not answer cannot be ended. Its request is answered, its turn goes to

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from recovery.errors import LookLimitError, RecoveryError, StateNotFoundError
 from recovery.storage.verify import damage_behind
 from recovery.ui.api.answering import status_of
-from recovery.ui.api.turns import Turns
+from recovery.ui.api.turns import RequestTurns
 from recovery.ui.facts.flows import Flows, ShownFlow
 from recovery.ui.facts.limits import one_request
 from recovery.ui.pages.rendering import Links, environment, static_file
@@ -48,7 +48,7 @@ class FlowPages:
         self._flows = flows
         self._templates: Environment = environment(prefix)
         self._links = Links(prefix)
-        self._turns = Turns(AT_ONCE)
+        self._turns = RequestTurns(AT_ONCE)
 
     def routes(self) -> list[Route]:
         """Return the routes of all pages."""

@@ -1,4 +1,4 @@
-"""Turns of requests: a thread that does not return keeps neither its request nor the turns of others."""
+"""RequestTurns of requests: a thread that does not return keeps neither its request nor the turns of others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recovery.errors import LookLimitError
-from recovery.ui.api.turns import MOST_AWAY, Turns
+from recovery.ui.api.turns import MOST_AWAY, RequestTurns
 from recovery.ui.facts.flows import FlowSource, ShownFlow
 from tests.waiting import wait_until
 
@@ -26,7 +26,7 @@ def test_a_flow_that_hangs_leaves_the_turns_to_others():
         return "late"
 
     async def story() -> None:
-        turns = Turns(4, longest_s=0.2)
+        turns = RequestTurns(4, longest_s=0.2)
         first = await asyncio.gather(*(turns.run(stuck, False, hang) for _ in range(6)), return_exceptions=True)
         assert all(isinstance(each, LookLimitError) and each.path == "/data/stuck" for each in first)
         assert len(begun) == MOST_AWAY
@@ -44,7 +44,7 @@ def test_an_error_is_that_of_the_request():
     """Whatever the thread raises."""
 
     async def ask() -> None:
-        await Turns(1).run(None, True, lambda: int("x"))
+        await RequestTurns(1).run(None, True, lambda: int("x"))
 
     with pytest.raises(ValueError, match="invalid literal"):
         asyncio.run(ask())
@@ -64,7 +64,7 @@ def test_the_others_wait_for_their_turn():
             inside -= 1
 
     async def crowd() -> None:
-        turns = Turns(3)
+        turns = RequestTurns(3)
         await asyncio.gather(*(turns.run(None, True, read) for _ in range(12)))
 
     asyncio.run(crowd())
