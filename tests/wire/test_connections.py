@@ -52,7 +52,15 @@ def proven(serving: Serving, *, line: str = "line", key: bytes | None = None, le
     channel = connected(serving)
     channel.send(Kind.HELLO, messages.write_first(messages.Hello("recovery", messages.PROTOCOL, "task", "n")))
     challenge = messages.read_first(channel.message(4096)[1], messages.Challenge)
-    own = proof(key or serving.key, "task", "3.0", "n", challenge.incarnation, challenge.nonce, "")
+    own = proof(
+        key or serving.key,
+        "task",
+        ".".join(map(str, messages.PROTOCOL)),
+        "n",
+        challenge.incarnation,
+        challenge.nonce,
+        "",
+    )
     used = lease or serving.lease
     channel.send(Kind.PROOF, messages.write_first(messages.Proof(own, used.number, used.id, line)))
     return channel
