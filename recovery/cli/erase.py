@@ -24,7 +24,7 @@ from recovery.cli.option import option
 from recovery.cli.owners import looked_at, owner_options, store_at
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, ErasureIncompleteError, RecoveryError
-from recovery.operational.steps.erasing import Erased, Found, erase, has_spark_state, look, nothing_found
+from recovery.operational.steps.erasing import Erased, Found, documents, erase, has_spark_state, look, nothing_found
 from recovery.planning.resume import plan_resume
 from recovery.storage.copied import files_of
 from recovery.storage.erasing import SoughtKeys
@@ -52,6 +52,9 @@ MOST_BYTES = 64 << 20
              "of a shell shows them.")  # fmt: skip
 @option("--step", "steps", metavar="STEP", multiple=True, without="every step that has the key",
         help="Only in this step and its quarantine.")  # fmt: skip
+@option("--state", "states", metavar="GLOB", multiple=True, without="no operational state",
+        help="Also the [operational state](operational-state.md) whose id matches, in all environments, with what "
+             "removed state has left: `*` any characters, `?` one, `[abc]` one of these.")  # fmt: skip
 @option("--place", "places", metavar="DEST", multiple=True,
         help="Also in this [place of backups](backup.md), which `backup` or --replicate fills: make a backup without "
              "the key, and remove those that hold it.")  # fmt: skip
@@ -67,6 +70,7 @@ def erase_command(
     given: tuple[str, ...],
     key_file: str | None,
     steps: tuple[str, ...],
+    states: tuple[str, ...],
     places: tuple[str, ...],
     standbys: tuple[Path, ...],
     dry_run: bool,
@@ -82,30 +86,32 @@ def erase_command(
     """
     texts = list(dict.fromkeys((*given, *_read(key_file))))
     keys = tuple(KeyToErase(step, text) for text in texts for step in (steps or (None,)))
-    if not keys:
-        raise click.UsageError("Give --key or --key-file.")
+    if not (keys or states):
+        raise click.UsageError("Give --key, --key-file or --state.")
     refuse_hydrating(directory, "erase")
     store = store_at(directory, access)
     first, *others = plan_resume(store.found()).partitions
-    wanted = SoughtKeys(keys, first.store_id, len(others) + 1)
+    wanted = SoughtKeys(keys, first.store_id, len(others) + 1, states)
     found, native = look(store, keys), has_spark_state(store)
+    ids = documents(store, states, SystemClock()) if states else []
     copies = _Copies(directory, access, wanted, places, standbys)
     if dry_run:
         there = copies.searched()
-        if not found and not any(each.held or each.left for each in there):
+        if not (found or ids or any(each.held or each.left for each in there)):
             raise nothing_found(store)
-        _report(directory, found, None, there, True, as_json, native, keys)
+        _report(directory, found, ids, None, there, True, as_json, native, keys)
         return
     store.check_free()
-    if found:
-        tell(_table(found))
+    if found or ids:
+        if found:
+            tell(_table(found))
         also = " and of the named copies" if places or standbys else ""
-        ask(f"Erase {_counts(found)} of {directory}{also}, at every epoch? Nothing brings them back.", yes)
-    done = erase(store, keys, SystemClock(), required=not (places or standbys))
+        ask(f"Erase {_counts(found, ids)} of {directory}{also}, at every epoch? Nothing brings them back.", yes)
+    done = erase(store, keys, SystemClock(), states=states, required=not (places or standbys))
     there = copies.erased()
     if done is None and not any(each.held or each.left for each in there):
         raise nothing_found(store)
-    _report(directory, found if done is None else done.found, done, there, False, as_json, native, keys)
+    _report(directory, found if done is None else done.found, ids, done, there, False, as_json, native, keys)
     if any(each.left for each in there):
         error = _incomplete(there)
         if not as_json:
@@ -190,6 +196,7 @@ def _tried(location: str, work: Callable[[], ErasedCopy]) -> ErasedCopy:
 def _report(
     directory: Path,
     found: Sequence[Found],
+    ids: Sequence[str],
     done: Erased | None,
     copies: Sequence[ErasedCopy],
     dry_run: bool,
@@ -209,6 +216,8 @@ def _report(
             "found": [each.as_json() for each in found],
             "keys": len(texts),
             "keys_not_found": missing,
+            "states": len(ids),
+            "state_ids": list(ids) if dry_run else [],
             "execution": None if done is None else done.execution,
             "records": 0 if done is None else done.records,
             "copies": [each.as_json() for each in copies],
@@ -220,8 +229,11 @@ def _report(
         return
     if dry_run and found:
         say(_table(found))
-    if found:
-        say(one_line(f"{'would erase' if dry_run else 'erased'} {_counts(found)} of {directory}, at every epoch"))
+    if dry_run:
+        for state_id in ids:
+            say(one_line(f"operational state {state_id}"))
+    if found or ids:
+        say(one_line(f"{'would erase' if dry_run else 'erased'} {_counts(found, ids)} of {directory}, at every epoch"))
     else:
         say(one_line(f"{directory}: nothing of the key is left"))
     if done is not None and done.records:
@@ -261,9 +273,11 @@ def _table(found: Sequence[Found]) -> str:
     return table(("step", "what", "rows", "epochs"), rows)
 
 
-def _counts(found: Sequence[Found]) -> str:
+def _counts(found: Sequence[Found], ids: Sequence[str]) -> str:
     steps = len({each.step for each in found})
-    return f"{counted(sum(each.rows for each in found), 'row')} in {counted(steps, 'step')}"
+    rows = f"{counted(sum(each.rows for each in found), 'row')} in {counted(steps, 'step')}"
+    states = counted(len(ids), "operational state")
+    return " and ".join(text for text, there in ((rows, found), (states, ids)) if there)
 
 
 def _unnamed(directory: Path, named: Sequence[str]) -> list[str]:

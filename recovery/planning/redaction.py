@@ -1,13 +1,18 @@
-"""Taking keys out of texts that name them: errors in the run history."""
+"""What an erasure takes out besides rows: texts of the run history that name a key, and documents by their ids."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
+from fnmatch import fnmatchcase
 from typing import Any
 
 from recovery.errors import shown
 
 ERASED = "(erased)"
+_ENVIRONMENT = re.compile("@[^/]*/")
+_OWN = ("hwm", "rewinds", "origin")
+"""Documents that hold what belongs to no single subject."""
 DEEPEST = 100
 """The deepest nesting that is looked into."""
 
@@ -15,6 +20,15 @@ DEEPEST = 100
 def named_as(key: str) -> tuple[str, ...]:
     """Return the forms in which errors name a key."""
     return tuple(dict.fromkeys((shown(key), f"{key!r:.80}")))
+
+
+def is_selected(state_id: str, patterns: Collection[str]) -> bool:
+    """Return whether one of these globs selects a document of operational state, in whatever environment it is. The run
+    history and the documents of marks, rewinds and origin are never selected."""
+    name = _ENVIRONMENT.sub("", state_id, count=1)
+    if name in _OWN or name.startswith("runs/"):
+        return False
+    return any(fnmatchcase(name, each) for each in patterns)
 
 
 def redacted(value: Any, words: Collection[str]) -> Any:

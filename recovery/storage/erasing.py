@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 
 from recovery.base.ids import PartitionIndex
-from recovery.planning.redaction import named_as, redacted
+from recovery.planning.redaction import is_selected, named_as, redacted
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.epoch_log import overlaid
 from recovery.storage.sqlite.erase import belongs, count_rows
@@ -23,20 +23,23 @@ from recovery.storage.sqlite.transfer.changes_file import reading_changes
 from recovery.values.keys import partition_of
 
 RECORDS = "SELECT content FROM states WHERE content IS NOT NULL AND instr(state_id, 'runs/')"
+DOCUMENTS = "SELECT state_id FROM states"
 CHANGED = "SELECT DISTINCT step_id, state_key FROM changed"
 
 
 @dataclass(frozen=True, slots=True)
 class SoughtKeys:
-    """Keys to search for in copies of a store. count: the number of its partitions."""
+    """What to search for in copies of a store: keys, and documents of operational state by the globs in `states`.
+    count: the number of the store's partitions."""
 
     keys: tuple[KeyToErase, ...]
     store_id: str
     count: int
+    states: tuple[str, ...] = ()
 
     @property
     def partitions(self) -> list[PartitionIndex]:
-        """The partitions whose copies can hold something: those of the keys, and that of the run history."""
+        """The partitions whose copies can hold something: those of the keys, and that of the operational state."""
         return sorted({PartitionIndex(0), *(partition_of(each.key, self.count) for each in self.keys)})
 
     @property
@@ -57,8 +60,8 @@ def rows_in(path: Path, keys: Sequence[KeyToErase]) -> list[HeldRows]:
 
 
 def partition_holds(path: Path, wanted: SoughtKeys) -> bool:
-    """Return whether a partition holds any of the keys, or a record of a run names one. Raises CorruptPartitionError
-    or StorageError."""
+    """Return whether a partition holds any of the keys or documents, or a record of a run names a key. Raises
+    CorruptPartitionError or StorageError."""
 
     def names(connection: apsw.Connection) -> bool:
         with translated(path):
@@ -68,8 +71,8 @@ def partition_holds(path: Path, wanted: SoughtKeys) -> bool:
 
 
 def changes_hold(path: Path, wanted: SoughtKeys) -> bool:
-    """Return whether a changes file has rows of any of the keys, or a record of a run that names one. Raises what
-    `read_links` raises."""
+    """Return whether a changes file has rows of any of the keys, one of the documents, or a record of a run that names
+    a key. Raises what `read_links` raises."""
     with contextlib.closing(reading_changes(path)) as connection, translated(path):
         rows = connection.execute(CHANGED)
         holds = any(belongs(step, name, each) for step, name in rows for each in wanted.keys)
@@ -77,6 +80,8 @@ def changes_hold(path: Path, wanted: SoughtKeys) -> bool:
 
 
 def _names(connection: apsw.Connection, wanted: SoughtKeys) -> bool:
+    if any(is_selected(state_id, wanted.states) for (state_id,) in connection.execute(DOCUMENTS)):
+        return True
     contents = (_parsed(content) for (content,) in connection.execute(RECORDS))
     return any(redacted(content, wanted.words) != content for content in contents)
 
