@@ -127,7 +127,7 @@ def import_into_step(
         # import.1
         locked = store if dry_run else held.enter_context(store.locked(clock, WHAT))
         plan = plan_resume(locked.found(), flow_id=flow_id)
-        check_fresh(locked, plan, clock)
+        check_fresh(locked, plan, clock, wanted.step)
         check_whole(plan, locked)
         # import.2
         found = held.enter_context(found_checkpoint(source, scratch / "received", observe))

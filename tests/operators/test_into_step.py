@@ -25,6 +25,7 @@ from recovery.errors import (
     StateValueError,
     UnsupportedPlanError,
 )
+from recovery.operators.importing import import_checkpoint
 from recovery.operators.into_step import IntoStep, OperatorKeys, import_into_step
 from recovery.operators.mapping import SparkKey
 from recovery.planning.resume import plan_resume
@@ -243,6 +244,21 @@ def test_partitions_that_are_in_use_are_refused(source, store_dir, tmp_path):
         with pytest.raises(AlreadyInitializedError, match=f"the checkpoint at {source} after micro-batch 4 already"):
             taken(source, store_dir, dry_run=dry_run)
     assert partition_contents(store_dir) == before
+
+
+@pytest.mark.parametrize("first", [None, "other"])
+def test_another_import_is_not_the_same_command(source, store_dir, first):
+    """Nobody should run the flow on partitions without the step's state."""
+    if first is None:
+        import_checkpoint(place(source), Store(store_dir), "flow", clock=CLOCK)
+    else:
+        read = lambda *_: OperatorKeys((("k", "string"),), None, False, iter([KEY]))  # noqa: E731
+        import_into_step(place(source), Store(store_dir), "flow", IntoStep("other", same), read, clock=CLOCK)
+    with pytest.raises(AlreadyInitializedError, match="it holds epochs of flow 'flow', up to 1") as refused:
+        taken(source, store_dir)
+    assert "same command" not in str(refused.value)
+    with pytest.raises(AlreadyInitializedError, match="already: epoch 1" if first is None else "holds epochs"):
+        import_checkpoint(place(source), Store(store_dir), "flow", clock=CLOCK)
 
 
 def test_a_dry_run_writes_nothing(source, store_dir, monkeypatch, tmp_path):

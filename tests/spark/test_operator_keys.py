@@ -419,11 +419,20 @@ def test_keys_and_states_of_every_type(spark, tmp_path):
 
 
 def test_strings_that_are_not_text_are_noticed(spark):
-    """In key or state, at any depth: Python would get other characters for them. Bytes may have any value."""
-    for bad in ("named_struct('x', cast(X'ff' AS string))", "array(cast(X'61ff' AS string))"):
+    """In key or state, at any depth, also beside bytes: Python would get other characters for them. Bytes may have any
+    value."""
+    beside = "named_struct('raw', X'ff', 'x', cast(X'ff' AS string))"
+    for bad in (
+        "named_struct('x', cast(X'ff' AS string))",
+        "array(cast(X'61ff' AS string))",
+        beside,
+        f"array(NULL, {beside})",
+        f"map('k', array(map({beside}, X'ff')))",
+    ):
         frame = spark.sql(f"SELECT named_struct('k', 'é') AS key, {bad} AS state, X'ff' AS raw")
         assert [row[0] for row in frame.select(is_text(frame)).collect()] == [False]
     frame = spark.sql(
-        "SELECT named_struct('k', cast(NULL AS string)) AS key, array('\ufffd', NULL) AS state, X'ff' AS raw"
+        "SELECT named_struct('k', cast(NULL AS string), 'raw', X'ff') AS key, array('\ufffd', NULL) AS state, "
+        "map(X'ff', array(1)) AS raw, cast(NULL AS struct<x: string, y: array<string>>) AS nothing"
     )
     assert [row[0] for row in frame.select(is_text(frame)).collect()] == [True]
