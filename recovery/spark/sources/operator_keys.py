@@ -291,8 +291,8 @@ def converter(kind: T.DataType) -> Convert:
 
 def _misplaced(operator: StatefulOperator, key: Any) -> UnsupportedPlanError:
     return UnsupportedPlanError(
-        f"operator {operator.number} ({operator.name}) has state of key {shown(key)} in a partition in which Spark would "
-        "not look for this key",
+        f"operator {operator.number} ({operator.name}) has state of key {shown(key)} in a partition in which Spark "
+        "would not look for this key",
         cause="transformWithState of PySpark stores a moment in a key as another moment, where spark.sql.session."
         "timeZone is not the time zone of the Python workers. Or something other than Spark changed the files.",
         remedy="Without --into-step, the import takes the operator as it is.",
