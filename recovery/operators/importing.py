@@ -49,6 +49,8 @@ from recovery.storage.store import Store
 
 WHAT = "checkpoint import"
 """What the run history calls an import."""
+AS_LEFT = "Use the checkpoint as the job left it."
+"""What to do about a checkpoint that Spark did not write: the job's, not one that a run writes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +193,11 @@ def _rows(source: CheckpointDirectory, checkpoint: Path, batch: BatchId) -> tupl
             raise vanished(source.shown, str(Path(error.filename).relative_to(checkpoint))) from error
         except UnicodeDecodeError as error:
             raise SparkCheckpointError(
-                f"offsets/{batch} is not in the form that Spark writes", path=source.shown
+                f"offsets/{batch} is not in the form that Spark writes", path=source.shown, remedy=AS_LEFT
             ) from error
+        except SparkCheckpointError as error:
+            error.remedy = AS_LEFT
+            raise
     if missing is not None:
         raise SparkCheckpointError(
             f"{missing} is missing, which the position after micro-batch {batch} names",
@@ -213,7 +218,7 @@ def _check_paths(source: CheckpointDirectory, paths: Collection[str]) -> None:
                 wrong,
                 path=source.shown,
                 cause="Something other than Spark created or changed the checkpoint.",
-                remedy="Use the checkpoint as the job left it.",
+                remedy=AS_LEFT,
             )
 
 
