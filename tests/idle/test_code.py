@@ -124,7 +124,7 @@ def connect():
         (lambda: in_thread(connect), "connects to another process"),
         (lambda: os.chdir("days"), "changes the working directory"),
         (client, "imports duckdb, and Python does not report what duckdb reads"),
-        (lambda: pytest.importorskip("deltalake"), "imports deltalake, and Python does not report what deltalake reads"),
+        (lambda: pytest.importorskip("deltalake"), "imports deltalake, and Python does not report what"),
         (lambda: subprocess.run([sys.executable, "-c", ""], check=True), "starts a process"),
         (lambda: (open("new.txt", "w").close(), open("new.txt").close()), "new.txt changed while"),  # noqa: PTH123
     ],
