@@ -55,9 +55,9 @@ class _Failed:
 
     count: int = 0
     first: list[str] = field(default_factory=list)
-    error: Exception | None = None
+    error: BaseException | None = None
 
-    def add(self, key: Any, error: Exception) -> None:
+    def add(self, key: Any, error: BaseException) -> None:
         self.count += 1
         self.error = self.error or error
         if len(self.first) < LISTED:
@@ -90,8 +90,9 @@ def map_keys(keys: Iterable[SparkKey], mapping: StepMapping) -> MappedKeys:
                 raise _unfit("another key has the same text")
             found.states[each.text] = (encode(state), timeout_ms)
             found.timeouts += timeout_ms is not None
-        except Exception as error:
-            # The function is the user's: whatever it raises is a finding about this key.
+        except (Exception, SystemExit) as error:
+            # The function is the user's: whatever it raises is a finding about this key. Nor may it end the command as
+            # if all were imported.
             failed.add(each.key, error)
     if failed.count:
         raise _refused(failed, found.seen) from failed.error

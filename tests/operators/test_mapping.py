@@ -225,6 +225,7 @@ def fails(error):
     [
         (fails(KeyError("n")), "KeyError: 'n'"),
         (fails(SystemError("x")), "SystemError: x"),
+        (fails(SystemExit(0)), "SystemExit: 0"),
         (lambda key, state: (1, 2), "would come back as"),
         (lambda key, state: float("nan"), "float nan"),
         (lambda key, state: {1: 2}, "dict {1: 2}"),
