@@ -39,7 +39,7 @@ _SYSTEM = re.compile("/(proc|sys|dev(?!/shm/))/")
 """What the kernel shows as files."""
 _STARTS_PROCESS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
 _UNSEEN = (
-    "psycopg", "psycopg2", "MySQLdb", "pyodbc", "oracledb", "duckdb", "grpc", "pycurl", "polars",
+    "psycopg", "psycopg2", "MySQLdb", "pyodbc", "oracledb", "duckdb", "deltalake", "grpc", "pycurl", "polars",
     "pyarrow.fs", "pyarrow.parquet", "pyarrow.dataset", "pyarrow.csv", "pyarrow.orc", "pyarrow.feather",
 )  # fmt: skip
 """Modules that connect or open files without Python: no event says so. The sinks of this package load none of them

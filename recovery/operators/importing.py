@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.base.clock import Clock
-from recovery.base.ids import FIRST_EPOCH, BatchId, Epoch
+from recovery.base.ids import FIRST_EPOCH, BatchId, Epoch, StepId
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.base.untrusted_paths import read_received
 from recovery.checkpoint.capture import Captured
@@ -49,6 +49,8 @@ from recovery.storage.store import Store
 
 WHAT = "checkpoint import"
 """What the run history calls an import."""
+AS_LEFT = "Use the checkpoint as the job left it."
+"""What to do about a checkpoint that Spark did not write: the job's, not one that a run writes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +193,11 @@ def _rows(source: CheckpointDirectory, checkpoint: Path, batch: BatchId) -> tupl
             raise vanished(source.shown, str(Path(error.filename).relative_to(checkpoint))) from error
         except UnicodeDecodeError as error:
             raise SparkCheckpointError(
-                f"offsets/{batch} is not in the form that Spark writes", path=source.shown
+                f"offsets/{batch} is not in the form that Spark writes", path=source.shown, remedy=AS_LEFT
             ) from error
+        except SparkCheckpointError as error:
+            error.remedy = AS_LEFT
+            raise
     if missing is not None:
         raise SparkCheckpointError(
             f"{missing} is missing, which the position after micro-batch {batch} names",
@@ -213,7 +218,7 @@ def _check_paths(source: CheckpointDirectory, paths: Collection[str]) -> None:
                 wrong,
                 path=source.shown,
                 cause="Something other than Spark created or changed the checkpoint.",
-                remedy="Use the checkpoint as the job left it.",
+                remedy=AS_LEFT,
             )
 
 
@@ -238,10 +243,10 @@ def check_name(flow_id: str) -> None:
         raise ConfigurationError(f"{flow_id!r} is not a name for a flow", remedy="Use a text like 'wordcount'.")
 
 
-def check_fresh(store: Store, plan: ResumePlan, clock: Clock) -> None:
-    """Raise AlreadyInitializedError for partitions that hold an epoch."""
+def check_fresh(store: Store, plan: ResumePlan, clock: Clock, step: StepId | None = None) -> None:
+    """Raise AlreadyInitializedError for partitions that hold an epoch. step: the one to import into, if any."""
     newest = max(d.newest_epoch for d in plan.partitions) if plan.window[-1] else 0
-    before = _imported_before(store, plan, clock) if newest == FIRST_EPOCH else None
+    before = _imported_before(store, plan, clock, step) if newest == FIRST_EPOCH else None
     if before is not None:
         raise AlreadyInitializedError(
             f"it holds the checkpoint at {before['from']} after micro-batch {before['batch']} already: epoch {newest} "
@@ -260,9 +265,9 @@ def check_fresh(store: Store, plan: ResumePlan, clock: Clock) -> None:
         )
 
 
-def _imported_before(store: Store, plan: ResumePlan, clock: Clock) -> Mapping[str, object] | None:
-    """Return what the run history says of the import that closed the only epoch; None if it says nothing. An import
-    that was killed after it closed the epoch has no end there."""
+def _imported_before(store: Store, plan: ResumePlan, clock: Clock, step: StepId | None) -> Mapping[str, object] | None:
+    """Return what the run history says of the import, into this step or into none, that closed the only epoch; None if
+    it says nothing. An import that was killed after it closed the epoch has no end there."""
     try:
         runs = audit(store, clock).runs()
     except RecoveryError:
@@ -270,4 +275,4 @@ def _imported_before(store: Store, plan: ResumePlan, clock: Clock) -> Mapping[st
     _, by, _ = max(common_cuts(plan.partitions))
     numbers = {each.number for each in plan.partitions[0].executions if each.id == by}
     found = (run.details for run in runs if run.details.get("what") == WHAT and run.details.get("execution") in numbers)
-    return next((each for each in found if "from" in each and "batch" in each), None)
+    return next((each for each in found if "from" in each and "batch" in each and each.get("step") == step), None)

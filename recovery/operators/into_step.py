@@ -21,18 +21,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, Epoch, StepId
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP, RESERVED_PREFIX
+from recovery.base.untrusted_json import decode_json
 from recovery.base.wording import counted
 from recovery.checkpoint.directories import CheckpointDirectory, Observer, ignore
+from recovery.checkpoint.offsets import read_offsets
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.state_stores.operators import StatefulOperator
 from recovery.epochs.writer import StepKey
-from recovery.errors import ConfigurationError, SparkCheckpointError, UnsupportedPlanError
+from recovery.errors import ConfigurationError, SparkCheckpointError, UnsupportedPlanError, shown
 from recovery.host.storage_errors import storage_errors
 from recovery.operational.steps.step_edits import check_whole, close_audited
 from recovery.operators.importing import (
+    AS_LEFT,
     WHAT,
     FoundCheckpoint,
     check_fresh,
@@ -127,7 +132,7 @@ def import_into_step(
         # import.1
         locked = store if dry_run else held.enter_context(store.locked(clock, WHAT))
         plan = plan_resume(locked.found(), flow_id=flow_id)
-        check_fresh(locked, plan, clock)
+        check_fresh(locked, plan, clock, wanted.step)
         check_whole(plan, locked)
         # import.2
         found = held.enter_context(found_checkpoint(source, scratch / "received", observe))
@@ -136,7 +141,7 @@ def import_into_step(
         with storage_errors(scratch):
             restore(found.rows.items(), scratch / "checkpoint")
         keys = read(scratch / "checkpoint", operator, wanted.step)
-        mapped = _mapped(keys, operator, wanted)
+        mapped = _mapped(keys, operator, wanted, _began_ms(scratch / "checkpoint", found, source))
         shutil.rmtree(scratch / "checkpoint", ignore_errors=True)
         # import.4
         _check_unused(source, found)
@@ -199,7 +204,25 @@ def _rows(found: FoundCheckpoint, keys: OperatorKeys, mapped: MappedKeys, wanted
     return rows
 
 
-def _mapped(keys: OperatorKeys, operator: StatefulOperator, wanted: IntoStep) -> MappedKeys:
+class _Header(msgspec.Struct):
+    batchTimestampMs: int = 0  # noqa: N815 - Spark's name
+
+
+def _began_ms(checkpoint: Path, found: FoundCheckpoint, source: CheckpointDirectory) -> int:
+    """Return when the newest micro-batch began, in milliseconds since 1970; 0 if the log does not say."""
+    log = read_offsets(checkpoint, found.batch)
+    assert log is not None, "the checkpoint was checked to have it"
+
+    def refuse(why: str) -> SparkCheckpointError:
+        return SparkCheckpointError(
+            f"offsets/{found.batch} is not in the form that Spark writes: {why}", path=source.shown, remedy=AS_LEFT
+        )
+
+    return decode_json(log.header[1], refuse, _Header).batchTimestampMs
+
+
+def _mapped(keys: OperatorKeys, operator: StatefulOperator, wanted: IntoStep, began_ms: int) -> MappedKeys:
+    """Return the step's states. began_ms: of the job's newest micro-batch."""
     if wanted.function is None and wanted.state is None and keys.kept is None:
         what = (
             f"the variables {', '.join(sorted(operator.variables))}" if operator.variables else "state without columns"
@@ -216,8 +239,26 @@ def _mapped(keys: OperatorKeys, operator: StatefulOperator, wanted: IntoStep) ->
             "otherwise",
             remedy="Leave the option out.",
         )
-    sure = mapping.with_times or wanted.processing_time or keys.event_time is False
-    return map_keys(keys.keys if sure else _without_times(keys, operator), mapping)
+    if mapping.with_times or keys.event_time is False:
+        return map_keys(keys.keys, mapping)
+    left = _not_before(began_ms, keys, operator) if wanted.processing_time else _without_times(keys, operator)
+    return map_keys(left, mapping)
+
+
+def _not_before(began_ms: int, keys: OperatorKeys, operator: StatefulOperator) -> Iterator[SparkKey]:
+    """Yield the keys. Raises ConfigurationError for one with a timeout that is in event time: in processing time, none
+    is left that was due when the newest micro-batch began."""
+    for each in keys.keys:
+        if each.times and each.times[0] < began_ms:
+            raise ConfigurationError(
+                f"operator {operator.number} ({operator.name}) has a timeout of key {shown(each.key)} at "
+                f"{each.times[0]} ms since 1970, before the job's newest micro-batch began ({began_ms}), and "
+                "--processing-time is given",
+                cause="The timeouts are in event time: Spark would have ended one in processing time.",
+                remedy="Leave the option out, and decide about the timeouts in a function of three arguments, --map "
+                "with map(key, state, times), which returns (state, timeout in ms or None).",
+            )
+        yield each
 
 
 def _without_times(keys: OperatorKeys, operator: StatefulOperator) -> Iterator[SparkKey]:

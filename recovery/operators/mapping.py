@@ -11,7 +11,7 @@ from recovery.base.wording import counted
 from recovery.errors import ConfigurationError, RecoveryError, StateValueError, shown
 from recovery.storage.seam import Edited
 from recovery.values.codec import StateCodec, StateType, has_fields
-from recovery.values.declaration import Form, form_of
+from recovery.values.declaration import PICKLE, Form, form_of
 from recovery.values.functions import check_runs, not_run
 
 MapFunction = Callable[..., Any]
@@ -55,9 +55,9 @@ class _Failed:
 
     count: int = 0
     first: list[str] = field(default_factory=list)
-    error: Exception | None = None
+    error: BaseException | None = None
 
-    def add(self, key: Any, error: Exception) -> None:
+    def add(self, key: Any, error: BaseException) -> None:
         self.count += 1
         self.error = self.error or error
         if len(self.first) < LISTED:
@@ -90,8 +90,9 @@ def map_keys(keys: Iterable[SparkKey], mapping: StepMapping) -> MappedKeys:
                 raise _unfit("another key has the same text")
             found.states[each.text] = (encode(state), timeout_ms)
             found.timeouts += timeout_ms is not None
-        except Exception as error:
-            # The function is the user's: whatever it raises is a finding about this key.
+        except (Exception, SystemExit) as error:
+            # The function is the user's: whatever it raises is a finding about this key. Nor may it end the command as
+            # if all were imported.
             failed.add(each.key, error)
     if failed.count:
         raise _refused(failed, found.seen) from failed.error
@@ -106,14 +107,8 @@ class StepMapping:
         None: the user names none. kept: the type of the operator's states. Raises ConfigurationError."""
         if function is not None:
             check_runs("the function of --map", function)
-        self.with_times = function is not None and _takes(function, WITH_TIMES)
         self._function, self._given, self._kept = function, given, kept
-        if function is not None and not self.with_times and not _takes(function, WITH_TIMES - 1):
-            raise ConfigurationError(
-                f"the function of --map, {getattr(function, '__name__', shown(function))}, takes neither two nor three "
-                "arguments",
-                remedy="Write it as map(key, state), or as map(key, state, times) if it decides about timeouts.",
-            )
+        self.with_times = function is not None and _decides_about_timeouts(function)
 
     def type_of(self, first: Any) -> StateType:
         """Return the type of the step's states, given the first: without a type from the user, an object with declared
@@ -128,18 +123,28 @@ class StepMapping:
         """Return the new state of a key and its timeout; None: the key is left out. Raises StateValueError, and what
         the function raises."""
         if self.with_times:
-            return _pair(self._call(each.key, each.state, each.times))
+            made = _pair(self._call(each.key, each.state, each.times))
+            return None if made is None else (self._in_columns(made[0]), made[1])
         if self._function is None:
             if each.state is None:
                 raise _unfit("it has a timer and no state, which a step cannot have")
-            state = unnamed(each.state)
+            state = each.state
         else:
             state = self._call(each.key, each.state)
             if state is None:
                 return None
+        state = self._in_columns(state)
         if len(each.times) > 1:
             raise _unfit(f"it has {len(each.times)} timers or lifetimes, and a key of a step has one timeout")
         return state, each.times[0] if each.times else None
+
+    def _in_columns(self, state: Any) -> Any:
+        """Return a state as a step takes it. A row of Spark goes into columns that the user names by its own names:
+        the user may name them in another order. Without such columns a function's own row stays, and is refused."""
+        names = getattr(state, "__fields__", None)
+        if names and self._given not in (None, PICKLE):
+            return {name: unnamed(part) for name, part in zip(names, state, strict=True)}
+        return unnamed(state) if self._function is None else state
 
     def _call(self, *arguments: Any) -> Any:
         assert self._function is not None
@@ -175,6 +180,20 @@ def _pair(made: Any) -> tuple[Any, int | None] | None:
     if timeout_ms is not None and (type(timeout_ms) is not int or not 0 < timeout_ms < MOST_MS):
         raise _unfit(f"the timeout {shown(timeout_ms)} is no time in ms since 1970")
     return state, timeout_ms
+
+
+def _decides_about_timeouts(function: MapFunction) -> bool:
+    """Return whether the function gets the times of a key. Raises ConfigurationError unless the number of its arguments
+    says so: what it returns has another meaning then."""
+    without, with_times = (_takes(function, count) for count in (WITH_TIMES - 1, WITH_TIMES))
+    if without != with_times:
+        return with_times
+    raise ConfigurationError(
+        f"the function of --map, {getattr(function, '__name__', shown(function))}, takes "
+        + ("two arguments, and three, too" if without else "neither two nor three arguments"),
+        remedy="Write it as map(key, state), or as map(key, state, times), without a default, if it decides about "
+        "timeouts.",
+    )
 
 
 def _takes(function: MapFunction, count: int) -> bool:

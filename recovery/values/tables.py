@@ -158,6 +158,11 @@ _FAMILIES = (
 )
 
 
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_YEAR_32000 = 947_000_000_000
+"""About the seconds up to that year: Arrow writes a year as a number of 16 bits, which wraps."""
+
+
 def value_at(column: pa.Array, place: int) -> Any:
     """Return a value for an error message; its text if Python cannot represent it."""
     try:
@@ -167,10 +172,14 @@ def value_at(column: pa.Array, place: int) -> Any:
 
 
 def text_of(column: pa.Array, place: int) -> str:
-    """Return a value in Arrow's own text form; a moment with a time zone in UTC."""
+    """Return a value in Arrow's own text form; a moment with a time zone in UTC, and one of a year that Arrow's text
+    cannot have as a number."""
     one = column.slice(place, 1)
-    if pa.types.is_timestamp(one.type) and one.type.tz is not None:
-        one = one.cast(pa.timestamp(one.type.unit, "UTC"))
+    if pa.types.is_timestamp(one.type):
+        number = one.cast(pa.int64())[0].as_py()
+        if number is not None and abs(number) > _YEAR_32000 * _PER_SECOND[one.type.unit]:
+            return f"{number} {one.type.unit} since 1970"
+        one = one if one.type.tz is None else one.cast(pa.timestamp(one.type.unit, "UTC"))
     try:
         return str(one.cast(pa.string())[0])
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

@@ -124,13 +124,15 @@ def connect():
         (lambda: in_thread(connect), "connects to another process"),
         (lambda: os.chdir("days"), "changes the working directory"),
         (client, "imports duckdb, and Python does not report what duckdb reads"),
+        (lambda: pytest.importorskip("deltalake"), "imports deltalake, and Python does not report what"),
         (lambda: subprocess.run([sys.executable, "-c", ""], check=True), "starts a process"),
         (lambda: (open("new.txt", "w").close(), open("new.txt").close()), "new.txt changed while"),  # noqa: PTH123
     ],
 )  # fmt: skip
 def test_what_voids_a_note(here, monkeypatch, code, why):
     """Code whose result may differ the next time, though nothing that can be compared does."""
-    monkeypatch.delitem(sys.modules, "duckdb", raising=False)
+    for name in ("duckdb", "deltalake"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     found = noted(code)
     assert why in found.why_not
     assert change_of(found, FACTS) == found.why_not

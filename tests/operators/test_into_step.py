@@ -25,6 +25,7 @@ from recovery.errors import (
     StateValueError,
     UnsupportedPlanError,
 )
+from recovery.operators.importing import import_checkpoint
 from recovery.operators.into_step import IntoStep, OperatorKeys, import_into_step
 from recovery.operators.mapping import SparkKey
 from recovery.planning.resume import plan_resume
@@ -217,6 +218,34 @@ def test_who_decides_about_timeouts(source, tmp_path, event_time):
         assert states_in(directory)["a"] == ({"n": 1}, [6, None, 5][number])
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_timeouts_that_cannot_be_in_processing_time(source, store_dir, dry_run):
+    """Spark leaves none that was due when a micro-batch began: the user's word is wrong."""
+    write(source, "offsets/4", b'v1\n{"batchWatermarkMs":0,"batchTimestampMs":100}\n{"logOffset":4}')
+    keys = [KEY._replace(times=(100,)), KEY._replace(text="b", key="b", times=(99,))]
+    read = lambda *_: OperatorKeys((("k", "string"),), None, None, iter(keys))  # noqa: E731
+    wanted, before = IntoStep("total", same, None, True), partition_contents(store_dir)
+    with pytest.raises(ConfigurationError, match="a timeout of key 'b' at 99 ms since 1970, before") as refused:
+        import_into_step(place(source), Store(store_dir), "flow", wanted, read, clock=CLOCK, dry_run=dry_run)
+    assert "map(key, state, times)" in refused.value.remedy
+    assert partition_contents(store_dir) == before
+    keys.pop()
+    done = import_into_step(place(source), Store(store_dir), "flow", wanted, read, clock=CLOCK, dry_run=dry_run)
+    assert done.timeouts == 1
+
+
+@pytest.mark.parametrize("header", [b"", b"[]", b'{"batchTimestampMs":"x"}', b"\xff", b"[" * 100_000])
+def test_a_log_of_offsets_that_spark_did_not_write(source, store_dir, header):
+    """Typed, and the partitions are untouched."""
+    write(source, "offsets/4", b"v1\n" + header + b'\n{"logOffset":4}')
+    read = lambda *_: OperatorKeys((("k", "string"),), None, False, iter([KEY]))  # noqa: E731
+    before = partition_contents(store_dir)
+    with pytest.raises(SparkCheckpointError, match=r"offsets/4.* is not in the form that Spark writes") as refused:
+        import_into_step(place(source), Store(store_dir), "flow", IntoStep("total", same), read, clock=CLOCK)
+    assert refused.value.remedy == "Use the checkpoint as the job left it."
+    assert partition_contents(store_dir) == before
+
+
 def test_a_job_that_goes_on_meanwhile_is_noticed(source, store_dir):
     """Its next micro-batch would be in no state."""
     before = partition_contents(store_dir)
@@ -243,6 +272,21 @@ def test_partitions_that_are_in_use_are_refused(source, store_dir, tmp_path):
         with pytest.raises(AlreadyInitializedError, match=f"the checkpoint at {source} after micro-batch 4 already"):
             taken(source, store_dir, dry_run=dry_run)
     assert partition_contents(store_dir) == before
+
+
+@pytest.mark.parametrize("first", [None, "other"])
+def test_another_import_is_not_the_same_command(source, store_dir, first):
+    """Nobody should run the flow on partitions without the step's state."""
+    if first is None:
+        import_checkpoint(place(source), Store(store_dir), "flow", clock=CLOCK)
+    else:
+        read = lambda *_: OperatorKeys((("k", "string"),), None, False, iter([KEY]))  # noqa: E731
+        import_into_step(place(source), Store(store_dir), "flow", IntoStep("other", same), read, clock=CLOCK)
+    with pytest.raises(AlreadyInitializedError, match="it holds epochs of flow 'flow', up to 1") as refused:
+        taken(source, store_dir)
+    assert "same command" not in str(refused.value)
+    with pytest.raises(AlreadyInitializedError, match="already: epoch 1" if first is None else "holds epochs"):
+        import_checkpoint(place(source), Store(store_dir), "flow", clock=CLOCK)
 
 
 def test_a_dry_run_writes_nothing(source, store_dir, monkeypatch, tmp_path):

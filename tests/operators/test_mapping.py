@@ -190,6 +190,29 @@ def test_the_states_decide_the_type_unless_it_is_given(made, given, kind):
     assert {text for text, _ in found.states.values()} == {codec.encode(made)}
 
 
+SWAPPED = state_type("step", T.StructType().add("name", "string").add("n", "long"))
+Part = Row("n", "name")
+
+
+@pytest.mark.parametrize(
+    ("function", "timeout"),
+    [(None, None), (lambda key, state: state, None), (lambda key, state, times: (state, 7), 7)],
+)
+def test_rows_go_into_columns_by_name(function, timeout):
+    """Whatever the order in which the user names the columns; a column that the row lacks is NULL, and one that it
+    alone has is refused. Without columns, a function's row is refused."""
+    keys = [key(state=Part(7, "é"))]
+    found = map_keys(keys, StepMapping(function, SWAPPED, None))
+    assert found.states == {"a": ('["é",7]', timeout)}
+    more = state_type("step", T.StructType().add("more", "long").add("name", "string").add("n", "long"))
+    assert map_keys(keys, StepMapping(function, more, None)).states == {"a": ('[null,"é",7]', timeout)}
+    with pytest.raises(StateValueError, match="has 'name', which is none of the columns n"):
+        map_keys(keys, StepMapping(function, state_type("step", T.StructType().add("n", "long")), None))
+    if function is not None:
+        with pytest.raises(StateValueError, match="would come back as list"):
+            map_keys(keys, StepMapping(function, None, None))
+
+
 def fails(error):
     def function(key, state):
         raise error
@@ -202,6 +225,7 @@ def fails(error):
     [
         (fails(KeyError("n")), "KeyError: 'n'"),
         (fails(SystemError("x")), "SystemError: x"),
+        (fails(SystemExit(0)), "SystemExit: 0"),
         (lambda key, state: (1, 2), "would come back as"),
         (lambda key, state: float("nan"), "float nan"),
         (lambda key, state: {1: 2}, "dict {1: 2}"),
@@ -256,8 +280,15 @@ def yields(key, state):
     yield state
 
 
-@pytest.mark.parametrize("function", [later, yields, lambda: 1, lambda key: 1, lambda a, b, c, d: 1])
+def scaled(key, state, scale=100):
+    return state.n, state.n * scale
+
+
+@pytest.mark.parametrize(
+    "function", [later, yields, lambda: 1, lambda key: 1, lambda a, b, c, d: 1, scaled, lambda *each: each]
+)
 def test_a_function_of_another_form_is_refused_before_a_key_is_read(function):
-    """It would run for no key, or fail for each."""
+    """Such a function would run for no key, or fail for each; or nobody knows whether the second part of what it
+    returns is a timeout."""
     with pytest.raises(ConfigurationError):
         StepMapping(function, None, KEPT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Literal
 
@@ -79,12 +80,9 @@ class DeltaSink(TableSink):
                 f"DeltaSink: mode={mode!r} with key={keys} and partition_by={partitions}",
                 remedy="Give key=[...] with mode='merge' alone, and partition_by=[...] with mode='append' alone.",
             )
-        try:
-            import deltalake  # noqa: F401
-        except ImportError as error:
-            raise ConfigurationError(
-                f"DeltaSink needs the package deltalake: {error}", remedy="pip install 'deltalake>=1.6'"
-            ) from error
+        # Not imported yet: a run with --if-new-input takes an import in the flow's code for one that may read files.
+        if find_spec("deltalake") is None:
+            raise ConfigurationError("DeltaSink needs the package deltalake", remedy="pip install 'deltalake>=1.6'")
         text = os.fspath(uri)
         self.uri = text if "://" in text else os.path.abspath(text)  # noqa: PTH100 - a Path would resolve "://" too
         self.mode = mode

@@ -32,6 +32,7 @@ from recovery.spark.tasks.input_values import not_text
 from recovery.values.codec import StateType
 
 STATE, TIMEOUT = "groupState", "timeoutTimestamp"
+PLACE = "partition_id"
 VALUE, EXPIRES = "value", "ttlExpirationMs"
 LIST, MAP = "ListState", "MapState"
 EMPTY: dict[str, Callable[[], Any]] = {LIST: list, MAP: dict}
@@ -87,7 +88,7 @@ def _of_groups(spark: SparkSession, location: str, operator: StatefulOperator, s
     schema = kind[STATE].dataType
     convert = converter(schema)
     at = F.col(f"value.{TIMEOUT}") if TIMEOUT in names else F.lit(None)
-    frame = frame.select("key", F.col(f"value.{STATE}").alias("state"), at.cast("long").alias("at"))
+    frame = frame.select("key", F.col(f"value.{STATE}").alias("state"), at.cast("long").alias("at"), PLACE)
 
     def parts(row: Row) -> tuple[Any, tuple[int, ...]]:
         return convert(row.state), (row.at,) if row.at is not None and row.at >= 0 else ()
@@ -108,15 +109,15 @@ def _of_processor(
     frames, converters = [], []
     for place, each in enumerate(variables):
         frame = loaded(each.name)
-        [name] = [name for name in frame.columns if name not in ("key", "partition_id")]
+        [name] = [name for name in frame.columns if name not in ("key", PLACE)]
         converters.append(_variable_converter(each, frame.schema[name].dataType, now_ms))
-        frames.append(frame.select("key", F.struct(name).alias(f"v{place}")))
+        frames.append(frame.select("key", F.struct(name).alias(f"v{place}"), PLACE))
     if operator.timers:
-        frames.append(loaded().select("key", F.col("expiration_timestamp_ms").alias("at")))
+        frames.append(loaded().select("key", F.col("expiration_timestamp_ms").alias("at"), PLACE))
     states = [F.first(f"v{place}", ignorenulls=True).alias(f"v{place}") for place in range(len(variables))]
     whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
     times = F.collect_set("at") if operator.timers else F.array().cast("array<long>")
-    whole = whole.groupBy("key").agg(*states, times.alias("times"))
+    whole = whole.groupBy("key", PLACE).agg(*states, times.alias("times"))
     single = len(variables) == 1
 
     def parts(row: Row) -> tuple[Any, tuple[int, ...]]:
@@ -221,13 +222,19 @@ def _keys(
     _, keyed = locate_key(frame.select("key.*"), step, names)
     text = key_text([F.col("key")[name] for name in names], keyed.types)
     convert = converter(frame.schema["key"].dataType)
-    texts = frame.withColumn("text", text).withColumn("is_text", is_text(frame))
+    texts = (
+        frame.withColumn("text", text)
+        .withColumn("is_text", is_text(frame))
+        .withColumn("at_home", F.pmod(F.hash("key.*"), F.lit(operator.partitions)) == F.col(PLACE))
+    )
 
     def rows() -> Iterator[SparkKey]:
         try:
             for row in texts.toLocalIterator():
                 values = tuple(convert(row.key))
                 key = values[0] if len(values) == 1 else values
+                if not row.at_home:
+                    raise _misplaced(operator, key)
                 if not row.is_text:
                     raise not_text(f"operator {operator.number} ({operator.name}), key {shown(key)}: its key or state")
                 yield SparkKey(row.text, key, *parts(row))
@@ -242,18 +249,23 @@ def _keys(
 
 
 def is_text(frame: DataFrame) -> Column:
-    """Return whether all strings of a row are valid UTF-8: Python would get other characters for them. Columns with
-    bytes in them are not checked."""
-    whole = [F.col(field.name) for field in frame.schema if not _has_bytes(field.dataType)]
-    return F.is_valid_utf8(F.struct(*whole).cast("string")) if whole else F.lit(True)
+    """Return whether all strings of a row are valid UTF-8: Python would get other characters for them."""
+    texts = [text for field in frame.schema for text in _texts(F.col(field.name), field.dataType)]
+    return F.is_valid_utf8(F.struct(*texts).cast("string")) if texts else F.lit(True)
 
 
-def _has_bytes(kind: T.DataType) -> bool:
+def _texts(column: Column, kind: T.DataType) -> list[Column]:
+    """Return the strings in a column, however deep, without the bytes beside them, which may have any value."""
+    if isinstance(kind, T.StringType):
+        return [column]
     if isinstance(kind, T.StructType):
-        return any(_has_bytes(field.dataType) for field in kind)
+        return [text for field in kind for text in _texts(column.getField(field.name), field.dataType)]
     if isinstance(kind, T.MapType):
-        return _has_bytes(kind.keyType) or _has_bytes(kind.valueType)
-    return _has_bytes(kind.elementType) if isinstance(kind, T.ArrayType) else isinstance(kind, T.BinaryType)
+        parts = (F.map_keys(column), kind.keyType), (F.map_values(column), kind.valueType)
+        return [text for part, inner in parts for text in _texts(part, T.ArrayType(inner))]
+    if isinstance(kind, T.ArrayType) and _texts(F.lit(None), kind.elementType):
+        return [F.transform(column, lambda each: F.struct(*_texts(each, kind.elementType)))]
+    return []
 
 
 def converter(kind: T.DataType) -> Convert:
@@ -275,6 +287,16 @@ def converter(kind: T.DataType) -> Convert:
             None if value is None else named(*(one(each) for one, each in zip(inner, value, strict=True)))
         )
     return lambda value: value
+
+
+def _misplaced(operator: StatefulOperator, key: Any) -> UnsupportedPlanError:
+    return UnsupportedPlanError(
+        f"operator {operator.number} ({operator.name}) has state of key {shown(key)} in a partition in which Spark "
+        "would not look for this key",
+        cause="transformWithState of PySpark stores a moment in a key as another moment, where spark.sql.session."
+        "timeZone is not the time zone of the Python workers. Or something other than Spark changed the files.",
+        remedy="Without --into-step, the import takes the operator as it is.",
+    )
 
 
 def _unreadable(operator: StatefulOperator, error: Exception) -> StateValueError:

@@ -174,8 +174,11 @@ def _numbers(column: pa.Array) -> Iterable[Any]:
 
 def _moments(column: pa.Array, zone: tzinfo | None) -> Iterable[datetime]:
     """Return moments as local times of the zone, or without a zone."""
-    since = column.cast(pa.int64()).to_numpy().view("timedelta64[us]").tolist()
-    moments = map(add, repeat(datetime(1970, 1, 1, tzinfo=zone)), since)
+    since = column.cast(pa.int64()).to_numpy().view("timedelta64[us]")
+    if np.isnat(since).any():
+        # NumPy takes the smallest number, which Spark allows, for no time at all.
+        raise OverflowError("date value out of range")
+    moments = map(add, repeat(datetime(1970, 1, 1, tzinfo=zone)), since.tolist())
     return moments if zone is None or column.type.tz == "UTC" else map(zone.fromutc, moments)
 
 
