@@ -40,7 +40,8 @@ PLACE_S = 30.0
 FRESH_S = 1.0
 """A look serves the requests of so many seconds."""
 SHARE = 20
-"""Looks take at most one part in so many of a core: a look that took a second serves for this many."""
+"""Looks take at most one part in so many of a core: a look that took a second serves for this many, but for the first
+one, after which the next look comes soon."""
 NO_OWNERS = OwnerAccess()
 OWNER_S = 10.0
 """How long a look tries to reach an owner."""
@@ -63,12 +64,12 @@ class FlowSource:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was read of a store at one time. status: what `status --json` prints."""
+    """What was read of a store at one time. status: what `status --json` prints. serves_s: for how long it serves."""
 
     store: Store
     gathered: Facts
     status: Mapping[str, Any]
-    took_s: float
+    serves_s: float
     ended_s: float
 
     @property
@@ -139,9 +140,9 @@ class ShownFlow:
         return self._look.is_there
 
     def look(self) -> Look:
-        """Return a look that is fresh: no older than `FRESH_S`, or `SHARE` times what it took; or an older one while
-        the next takes longer than this request waits. Raises LookLimitError if there is none yet, or if a disk hangs;
-        NoPartitionsError, StorageError, and what `Store.found` does."""
+        """Return a look that is fresh, as its `serves_s` says; or an older one while the next takes longer than this
+        request waits. Raises LookLimitError if there is none yet, or if a disk hangs; NoPartitionsError, StorageError,
+        and what `Store.found` does."""
         return self._waited(None)
 
     def look_again(self, after: Look) -> Look:
@@ -196,7 +197,7 @@ class ShownFlow:
         return self.clock.elapsed_s() - since_s
 
     def _is_fresh(self, look: Look) -> bool:
-        return self._age_s(look.ended_s) <= max(FRESH_S, SHARE * look.took_s)
+        return self._age_s(look.ended_s) <= look.serves_s
 
     def _list(self) -> _Listed:
         assert self.source.place is not None
@@ -208,11 +209,13 @@ class ShownFlow:
         began_s = self.clock.elapsed_s()
         store = Store(self.source.directory, self._owners, self._glances)
         seen = seen_owners(store.owners, self.clock)
-        gathered = gather(store, self._targets, self.clock.wall_ms(), owners=seen, before=self._gathered)
-        self._gathered = gathered
+        before = self._gathered
+        gathered = self._gathered = gather(store, self._targets, self.clock.wall_ms(), owners=seen, before=before)
         status = status_json(store, gathered)
         ended_s = self.clock.elapsed_s()
-        return Look(store, gathered, status, ended_s - began_s, ended_s)
+        # The first look reads everything, so what it took says nothing of the next one.
+        serves_s = FRESH_S if before is None else max(FRESH_S, SHARE * (ended_s - began_s))
+        return Look(store, gathered, status, serves_s, ended_s)
 
     def answer(self, look: Look, facts: Mapping[str, Any], cut: Cut | None = None) -> dict[str, Any]:
         """Return facts with what every answer has: the version, the flow, the epoch that is shown and its age. cut: of
@@ -285,7 +288,8 @@ class Flows:
         if not sources:
             raise ConfigurationError("no directory is given", cause="", remedy="Name at least one recovery directory.")
         names = names_of([each.directory for each in sources])
-        self._flows = {name: ShownFlow(name, source, clock) for name, source in zip(names, sources, strict=True)}
+        self.clock = clock or SystemClock()
+        self._flows = {name: ShownFlow(name, source, self.clock) for name, source in zip(names, sources, strict=True)}
 
     def __iter__(self) -> Iterator[ShownFlow]:
         return iter(self._flows.values())

@@ -15,7 +15,7 @@ from recovery.ui.facts.keys import history_facts, key_facts, page_facts
 from recovery.ui.facts.now import flow_facts, partition_facts
 from recovery.ui.facts.plans import plan_facts
 from recovery.ui.facts.sources import source_facts
-from recovery.ui.facts.steps import step_facts
+from recovery.ui.facts.steps import MOST_DUE, step_facts
 from recovery.ui.facts.waiting import owner_facts, quarantine_facts
 from recovery.ui.pages.drawing import growth, health_meter, share, time_line, trends
 from recovery.ui.pages.rendering import Links
@@ -123,7 +123,7 @@ def _epoch(asked: Asked) -> Mapping[str, Any]:
 
 def _steps(asked: Asked) -> Mapping[str, Any]:
     facts = step_facts(asked.flow)
-    return {"facts": facts, "charts": [growth(each) for each in facts["steps"]], "share": share}
+    return {"facts": facts, "charts": [growth(each) for each in facts["steps"]], "share": share, "most_due": MOST_DUE}
 
 
 def _keys(asked: Asked) -> Mapping[str, Any]:

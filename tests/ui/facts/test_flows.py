@@ -103,3 +103,32 @@ def test_a_disk_that_hangs_is_named(tmp_path, monkeypatch):
     ends.set()
     wait_until(lambda: flow._look.began_s is None)
     flow.look()
+
+
+def test_what_the_first_look_took_keeps_no_later_one_away(tmp_path, monkeypatch):
+    """The first look reads everything; a later one that takes long serves for long."""
+
+    class Slow(SystemClock):
+        passed_s = 0.0
+
+        def elapsed_s(self) -> float:
+            return self.passed_s
+
+    init_partitions(tmp_path / "db", 1)
+    clock = Slow()
+    flow = ShownFlow("flow", FlowSource(tmp_path / "db"), clock)
+    real = Glances.scan
+
+    def scan(self, directory):
+        clock.passed_s += 30
+        return real(self, directory)
+
+    monkeypatch.setattr(Glances, "scan", scan)
+    first = flow.look()
+    clock.passed_s += 2
+    second = flow.look()
+    assert second is not first
+    clock.passed_s += 500
+    assert flow.look() is second
+    clock.passed_s += 200
+    assert flow.look() is not second

@@ -34,7 +34,7 @@ from tests.owner.served import Served, spread, token_file
 from tests.report.support import STARTED_MS, clock, long_history, run_epochs
 from tests.report.test_page import EVIL, Page
 from tests.shares import some
-from tests.stores import STEP, Driver, run_python
+from tests.stores import STEP, Driver, alter, run_python
 from tests.ui.pages.support import served
 from tests.waiting import wait_until
 
@@ -411,6 +411,35 @@ def test_a_page_says_how_far_the_first_look_is(make_store, pages, monkeypatch):
     goes_on.set()
     wait_until(lambda: client.http.get(paths[0]).status_code == 200)
     assert ("data-every", "1000") not in client.get(paths[1]).attributes
+
+
+def test_a_page_of_older_facts_says_of_when_they_are(make_store, pages, monkeypatch):
+    """Every page of a flow, and the list of flows; a page that was read just now says nothing."""
+    directory, other = make_store(1), make_store(1)
+    run_epochs(directory, 3, clock())
+    assert "As of " not in pages(directory).get(f"flows/{directory.name}/").text
+    monkeypatch.setattr("recovery.ui.pages.rendering.STALE_MS", -1)
+    client = pages(directory, other)
+    for path in ("", f"flows/{directory.name}/", f"flows/{directory.name}/steps", f"flows/{directory.name}/plan"):
+        assert re.search(r"As of 20\d\d-.* ago: a look at this directory takes long", client.get(path).text), path
+
+
+def test_damage_and_odd_timeouts_of_a_step(make_store, pages, monkeypatch):
+    """The page of steps shows the rest; a timeout that is no date is a number, wherever it is shown."""
+    directory = make_store(1)
+    with Driver(directory, (STEP, "odd")) as run:
+        run.apply(0, {"a": ("1", 5)})
+        run.apply(0, {"b": ("2", 6), "c": ("2", 9_000_000_000_000_000_000)}, step="odd")
+        run.close(0)
+    monkeypatch.setattr("recovery.ui.facts.steps.MOST_DUE", 1)
+    client = pages(directory)
+    alter(directory / "part-0.sqlite3", "UPDATE snaps SET ser_change = '9' WHERE step_id = ?", (STEP,))
+    text = client.get(f"flows/{directory.name}/steps").text
+    assert "the state of step 'count' key 'a' does not match its digest" in text
+    assert "1 due now" in text
+    assert "there are more" in text
+    for path in ("steps", "key?step=odd&key=c"):
+        assert "9,000,000,000,000,000,000 ms, which is no date" in client.get(f"flows/{directory.name}/{path}").text
 
 
 def test_a_disk_that_hangs_keeps_no_pages_of_other_flows(make_store, pages, monkeypatch):
