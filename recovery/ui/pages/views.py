@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recovery.errors import ConfigurationError, StateNotFoundError
+from recovery.storage.history import MOST_DUE
 from recovery.ui.facts.compare import compare_facts
 from recovery.ui.facts.copies import copy_facts
 from recovery.ui.facts.epochs import epoch_facts
@@ -15,7 +16,7 @@ from recovery.ui.facts.keys import history_facts, key_facts, page_facts
 from recovery.ui.facts.now import flow_facts, partition_facts
 from recovery.ui.facts.plans import plan_facts
 from recovery.ui.facts.sources import source_facts
-from recovery.ui.facts.steps import MOST_DUE, step_facts
+from recovery.ui.facts.steps import step_facts
 from recovery.ui.facts.waiting import owner_facts, quarantine_facts
 from recovery.ui.pages.drawing import growth, health_meter, share, time_line, trends
 from recovery.ui.pages.rendering import Links
