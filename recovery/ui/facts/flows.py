@@ -25,7 +25,7 @@ from recovery.report.status import drill_json, newest, status_json
 from recovery.storage.glance import Glances
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess, Store
-from recovery.ui.facts.limits import patience_s
+from recovery.ui.facts.limits import LEAST_PATIENCE_S, patience_s
 from recovery.ui.facts.shared import Shared
 from recovery.wire.looking import seen_owners
 
@@ -139,18 +139,18 @@ class ShownFlow:
         """Whether there was a look."""
         return self._look.is_there
 
-    def look(self) -> Look:
+    def look(self, least_s: float = LEAST_PATIENCE_S) -> Look:
         """Return a look that is fresh, as its `serves_s` says; or an older one while the next takes longer than this
-        request waits. Raises LookLimitError if there is none yet, or if a disk hangs; NoPartitionsError, StorageError,
-        and what `Store.found` does."""
-        return self._waited(None)
+        request waits, which is at least `least_s`. Raises LookLimitError if there is none yet, or if a disk hangs;
+        NoPartitionsError, StorageError, and what `Store.found` does."""
+        return self._waited(None, least_s)
 
     def look_again(self, after: Look) -> Look:
         """Return a look that is newer than `after`, whose epochs a run has collected meanwhile. Raises as `look`."""
-        return self._waited(after)
+        return self._waited(after, LEAST_PATIENCE_S)
 
-    def _waited(self, after: Look | None) -> Look:
-        found = self._look.get(patience_s(), after)
+    def _waited(self, after: Look | None, least_s: float) -> Look:
+        found = self._look.get(patience_s(least_s), after)
         began_s = self._look.began_s
         hangs = began_s is not None and self._age_s(max(began_s, self._glances.moved_s)) > HANGS_S
         if found is not None and not hangs:
@@ -324,7 +324,8 @@ def _line(flow: ShownFlow) -> dict[str, Any]:
     """Return one flow in the list of all."""
     named = {"name": flow.name, "directory": str(flow.source.directory)}
     try:
-        look = flow.look()
+        # All looks have begun. Each flow that hangs would otherwise keep the list for a while of its own.
+        look = flow.look(0)
     except RecoveryError as error:
         return {**named, "problem": error.as_json()}
     status = look.status
