@@ -29,7 +29,8 @@ from recovery.ui.facts import flows
 from recovery.ui.pages import views
 from recovery.ui.pages.rendering import named
 from recovery.ui.pages.views import VIEWS
-from recovery.values.quarantine import KeyNote
+from recovery.values.quarantine import KeyNote, note_key
+from tests.cli.test_quarantine import written
 from tests.owner.served import Served, spread, token_file
 from tests.report.support import STARTED_MS, clock, long_history, run_epochs
 from tests.report.test_page import EVIL, Page
@@ -440,6 +441,12 @@ def test_damage_and_odd_timeouts_of_a_step(make_store, pages, monkeypatch):
     assert "there are more" in text
     for path in ("steps", "key?step=odd&key=c"):
         assert "9,000,000,000,000,000,000 ms, which is no date" in client.get(f"flows/{directory.name}/{path}").text
+
+
+def test_rows_in_quarantine_without_a_note(tmp_path, pages):
+    """The page has the finding of `quarantine list`."""
+    directory = written(tmp_path / "db", lacks=note_key("a"))
+    assert "the note of the key is missing" in pages(directory).get(f"flows/{directory.name}/quarantine").text
 
 
 def test_a_disk_that_hangs_keeps_no_pages_of_other_flows(make_store, pages, monkeypatch):
