@@ -119,16 +119,17 @@ class ShownFlow:
         self._place = Shared(self._list, lambda listed: self._age_s(listed.ended_s) <= PLACE_S, self.clock, LOOK_S)
 
     def place_facts(self) -> dict[str, Any] | None:
-        """Return what `backup --list --json` prints of the place of backups, listed at most every `PLACE_S`; the error
-        as {"problem"}, if the place cannot be read; None: no place was given. Raises LookLimitError."""
+        """Return what `backup --list --json` prints of the place of backups, listed at most every `PLACE_S`, with
+        "listed_ms", when that was; {"problem"}: the error, if the place cannot be read or is slow to answer; None: no
+        place was given."""
         if self.source.place is None:
             return None
         found = self._place.get(patience_s())
-        if found is None:
-            raise LookLimitError(
-                "the list of backups is not there yet", path=None, cause="The place is slow to answer."
-            )
-        return found.facts
+        if found is not None:
+            return found.facts
+        late = LookLimitError("the list of backups is not there yet", path=None, cause="The place is slow to answer.",
+                              remedy="Look again; see whether the place can be reached.")  # fmt: skip
+        return {"problem": late.as_json()}
 
     def begin(self) -> None:
         """Begin a look, if there is none that is fresh, and do not wait for it."""
@@ -201,7 +202,8 @@ class ShownFlow:
 
     def _list(self) -> _Listed:
         assert self.source.place is not None
-        return _Listed(listed(self.source.place), self.clock.elapsed_s())
+        facts = {**listed(self.source.place), "listed_ms": self.clock.wall_ms()}
+        return _Listed(facts, self.clock.elapsed_s())
 
     def _read(self) -> Look:
         if self._owners is None:

@@ -287,8 +287,23 @@ def test_copies_at_a_place(make_store, tmp_path, pages):
     shown = client.get(f"flows/{directory.name}/copies")
     assert "1 backup, the newest first" in shown.text
     assert f"A restore from {place} brings back epoch 3." in " ".join(shown.text.split())
+    assert re.search(r"the newest first, as of 20\d\d-", shown.text)
     other = pages(directory, place="s3:/cut-off").get(f"flows/{directory.name}/copies")
     assert "ConfigurationError" in other.text
+
+
+def test_a_place_that_hangs_hides_no_other_copies(make_store, pages, monkeypatch):
+    """The rest of the page is there, and says that the list is not."""
+    directory, ends = make_store(1), threading.Event()
+    run_epochs(directory, 2, clock())
+    monkeypatch.setattr(flows, "listed", lambda place: {"problem": None} if ends.wait(60) else {})
+    client = pages(directory, place="s3://b/p")
+    try:
+        text = client.get(f"flows/{directory.name}/copies").text
+    finally:
+        ends.set()
+    assert "Last backup" in text
+    assert "the list of backups is not there yet" in text
 
 
 def test_partitions_at_an_owner(make_store, tmp_path, monkeypatch):
