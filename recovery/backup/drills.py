@@ -14,7 +14,7 @@ import msgspec
 from recovery.base.intervals import format_interval
 from recovery.base.untrusted_json import Count, Moment, Real
 from recovery.base.wording import moment_text
-from recovery.errors import RecoveryError
+from recovery.errors import RecoveryError, shortened
 from recovery.places.protocol import Place, nonce
 
 DRILLS = "drills/"
@@ -66,12 +66,13 @@ def last_drill_at(target: Place) -> LastDrill | None:
 
 
 def drill_text(drill: LastDrill | None) -> str:
-    """Return what people read of the last drill."""
+    """Return what people read of the last drill: whoever writes to the place may have written the note, so long texts
+    are cut."""
     if drill is None:
         return "none is recorded here"
     when, epoch = moment_text(drill.finished_ms), "nothing" if drill.epoch is None else f"epoch {drill.epoch:,}"
-    restored = f"restored {epoch} from {drill.place} in {format_interval(round(drill.took_s, 1))}"
-    return f"passed {when}: {restored}" if drill.has_passed else f"failed {when}: {restored}; {drill.found}"
+    restored = f"restored {epoch} from {shortened(drill.place)} in {format_interval(round(drill.took_s, 1))}"
+    return f"passed {when}: {restored}" if drill.has_passed else f"failed {when}: {restored}; {shortened(drill.found)}"
 
 
 def _names(target: Place) -> list[str]:

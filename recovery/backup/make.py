@@ -15,7 +15,7 @@ from recovery.backup.drills import last_drill_at
 from recovery.backup.heads import Head, fits, new_head
 from recovery.backup.links import Linking, NoLink, WrittenLink, merge_link, store_link, write_link
 from recovery.backup.manifest import OBJECTS, Manifest, backup_id, encode_copy, object_name
-from recovery.backup.note import LastBackup, note_backup, note_last_drill
+from recovery.backup.note import LastBackup, last_drill, note_backup, note_last_drill
 from recovery.backup.objects import SpoiledObject, bring, store_file
 from recovery.backup.progress import FileProgress, Observer, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up, running_name
@@ -210,7 +210,7 @@ def make_backup(
         chain = max(len(copy.objects) for copy in manifest.copies)
         made = LastBackup(manifest.finished_ms, manifest.epoch, target.shown, incremental, chain, manifest.execution)
         note_backup(home or directory, made)
-        _bring_drill(target, home or directory)
+        _bring_drill(target, home or directory, clock.wall_ms())
     except BaseException:
         with contextlib.suppress(RecoveryError, FileNotFoundError):
             give_up(target, identity)
@@ -427,9 +427,10 @@ def _each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     return each(work, items, at_once=AT_ONCE, name="backup")
 
 
-def _bring_drill(target: Place, directory: Path) -> None:
-    """Note in the directory how the last drill of its place ended. The backup counts, whatever becomes of the note."""
+def _bring_drill(target: Place, directory: Path, now_ms: int) -> None:
+    """Note in the directory how the last drill of its place ended, unless the note is of a later drill at another
+    place. The backup counts, whatever becomes of the note."""
     with contextlib.suppress(RecoveryError):
-        drill = last_drill_at(target)
-        if drill is not None:
+        drill, known = last_drill_at(target), last_drill(directory)
+        if drill is not None and not (known is not None and drill.finished_ms < known.finished_ms <= now_ms):
             note_last_drill(directory, drill)

@@ -20,7 +20,7 @@ from recovery.backup.note import (
 )
 from recovery.base.ids import Epoch
 from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX, quarantined_step
-from recovery.errors import EpochNotHeldError, RecoveryError, with_path
+from recovery.errors import EpochNotHeldError, LookLimitError, RecoveryError, with_path
 from recovery.operational.backends.owned import origins_of
 from recovery.operational.steps.quarantine import WaitingRows, steps_now
 from recovery.operators.held import held_operators, held_rows
@@ -283,13 +283,15 @@ def largest(
     """Return the states with the most bytes, of all partitions: step, key, bytes; without the run's own rows.
 
     Reads every key of the newest snapshot. Skips unreadable partitions. check: called before each partition; raises if
-    it takes too long.
+    it takes too long. Raises LookLimitError.
     """
     states: list[tuple[str, str, int]] = []
     for description in facts.described:
         check()
         try:
             states += store.reader(description).largest(limit)
+        except LookLimitError:
+            raise
         except RecoveryError:
             continue
     return sorted(states, key=lambda state: (-state[2], state[0], state[1]))[:limit]

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from recovery.backup.drills import KEPT, LastDrill, drill_text, last_drill_at, note_drill
 from recovery.backup.manifest import manifest_name
+from recovery.backup.note import last_drill, note_last_drill
 from recovery.backup.sources import open_source
 from recovery.base.clock import SystemClock
 from recovery.base.wording import moment_text
@@ -226,3 +227,28 @@ def test_notes_of_drills_are_few_and_those_of_others_hide_none(tmp_path):
     (tmp_path / "drills" / "999-x.json").write_bytes(b"{}")
     assert last_drill_at(target).epoch == KEPT + 1
     assert drill_text(None) == "none is recorded here"
+
+
+def test_the_last_drill_is_that_of_all_places(store, tmp_path):
+    """A backup to a place with an older drill does not hide a newer one elsewhere; a drill of the future does not
+    stay."""
+    for name, finished_ms in (("old", 1_795_000_000_000), ("new", 1_795_000_001_000)):
+        back_up(store, tmp_path / name)
+        note_drill(DirectoryPlace(tmp_path / name), LastDrill(finished_ms, name, 5, 1.5, "", "host"))
+    for name in ("new", "old"):
+        back_up(store, tmp_path / name)
+        assert last_drill(store).place == "new"
+    note_last_drill(store, LastDrill(200_000_000_000_000, "future", 5, 1.5, "", "host"))
+    back_up(store, tmp_path / "old")
+    assert last_drill(store).place == "old"
+
+
+def test_a_note_of_others_floods_no_terminal(store, tmp_path):
+    """Whoever writes to the place writes the note: its texts are cut, and control no terminal."""
+    back_up(store, tmp_path / "dest")
+    drill = LastDrill(1_795_000_000_000, "p" * 20_000, 5, 1.5, "\x1b[31m\nhealth: ok" + "f" * 20_000, "host")
+    note_drill(DirectoryPlace(tmp_path / "dest"), drill)
+    back_up(store, tmp_path / "dest")
+    [line] = [line for line in call("status", store).splitlines() if line.startswith("last drill")]
+    assert len(line) < 400
+    assert "\x1b" not in line

@@ -7,8 +7,12 @@ from zlib import crc32
 import pytest
 from pyspark import TaskContext
 
-from recovery import Flow, UnsupportedPlanError, aggregate, quarantine, stateful
+from recovery import Flow, LeaseLostError, UnsupportedPlanError, aggregate, quarantine, stateful
 from recovery.aggregates import sum_
+from recovery.base.ids import BatchId, PartitionIndex, StepId
+from recovery.storage.reach import reach
+from recovery.storage.seam import BatchCount, Changes
+from recovery.storage.sqlite.store import FilePartitions
 from tests.flows import bad_rows
 from tests.spark.support import ROOT, run_to_end, states, totals_step
 from tests.spark.test_crashes import finish, recovery_command
@@ -58,6 +62,32 @@ def test_a_task_that_is_tried_again(tmp_path, feed, spark, tuning):
     assert states(job.directory, "totals") == {key: [n] for n, key in enumerate(keys) if key not in bad}
     assert {key for key, _ in job.rows()} == {*keys} - bad
     assert problems(job.directory) == []
+
+
+def test_an_earlier_attempt_of_a_step_behind_a_quarantine(tmp_path, feed, spark, monkeypatch):
+    """The step has no quarantine, and its rows are what an attempt of the step before has let through: what a cut off
+    attempt still writes there is refused."""
+    feed.add((f"k{number}", number) for number in range(20))
+    addresses, refused = [], []
+    address = FilePartitions.address
+    monkeypatch.setattr(
+        FilePartitions, "address", lambda self, lease: addresses.append(address(self, lease)) or addresses[-1]
+    )
+
+    def sink(batch, batch_id):
+        batch.collect()
+        late, count = reach(addresses[0], attempt=1)
+        changes = {PartitionIndex(index): [Changes(("99\x1flate",), timeouts=False)] for index in range(count)}
+        with pytest.raises(LeaseLostError, match="attempt 1 of a task of micro-batch 0 is over"):
+            late.apply(StepId("second"), BatchId(batch_id), changes, BatchCount(0, 0))
+        late.release()
+        refused.append(batch_id)
+
+    first = feed.frame(spark).transform(totals_step("first", on_error="quarantine"))
+    second = first.selectExpr("key", "total AS value").transform(totals_step("second"))
+    run_to_end(second, tmp_path / "db", sink)
+    assert refused == [0]
+    assert len(states(tmp_path / "db", "second")) == 20
 
 
 @pytest.mark.parametrize(

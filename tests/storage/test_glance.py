@@ -7,9 +7,11 @@ import random
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
+from recovery.cli import main
 from recovery.planning.measures import Measure
 from recovery.storage import glance
 from recovery.storage.glance import Glances, stamp_of
@@ -100,6 +102,22 @@ def test_a_glance_says_what_is_there(tmp_path, clock, seed):
             check()
             epoch = run.epoch
         check()
+
+
+def test_an_erasure_changes_older_epochs(tmp_path):
+    """Of a key that was gone before the newest epoch, which stays as it was."""
+    directory = tmp_path / "db"
+    init_partitions(directory, 1)
+    glances = Glances(Later())
+    with Driver(directory, STEPS) as run:
+        for batch, value in enumerate(("1", None, None)):
+            run.apply(batch, {"gone": value, "stays": str(batch)})
+            run.close(batch)
+    assert answers(directory, glances) == answers(directory)
+    next_tick(directory, tmp_path / "probe")
+    done = CliRunner().invoke(main, ["erase", str(directory), "--key", "gone", "--yes"])
+    assert done.exit_code == 0, done.output
+    assert answers(directory, glances) == answers(directory)
 
 
 def test_only_what_changed_is_read_again(tmp_path, monkeypatch):

@@ -49,14 +49,15 @@ def launch(
 ) -> None:
     """Start Spark's query: it passes its micro-batches to `process`, and its tasks find the partitions at `address`.
 
-    most_waiting: the number of rows that a task may put into quarantine. checkpoint: the URI of Spark's checkpoint.
-    started: called with the query immediately, so that it can be stopped whatever happens next.
+    most_waiting: the number of rows that a task may put into quarantine, if a step has one. checkpoint: the URI of
+    Spark's checkpoint. started: called with the query immediately, so that it can be stopped whatever happens next.
     """
     spark = bound.frame.sparkSession
+    quarantines = any(step.definition.hold is not None for step in bound.steps)
     properties = {
         ADDRESS_PROPERTY: address,
         TASKS_PROPERTY: str(bound.tasks),
-        QUARANTINE_PROPERTY: str(most_waiting),
+        QUARANTINE_PROPERTY: str(most_waiting) if quarantines else None,
         **retry_properties(spark.sparkContext),
     }
     # In a sink or an observer, this is the thread of another query, whose tasks find its partitions by these.

@@ -245,9 +245,26 @@ class TaskQuarantine:
                     if stored is not None:
                         self._notes[text] = quarantine.note_from(stored, self._corrupt(text))
         for partition, puts in pending.items():
+            ends = {text: self._notes[text].end if text in self._notes else 0 for text, _ in puts}
             packed = [change for text, put in puts for change in self._changes(text, put)]
+            self._check_free(partition, ends)
             packed += [_packed(quarantine.note_key(text), self._notes[text], WAITS_MS) for text in dict(puts)]
             self._spool(partition).add(Changes(tuple(packed), timeouts=True))
+
+    def _check_free(self, partition: PartitionIndex, ends: Mapping[str, int]) -> None:
+        """Raise CorruptPartitionError if an entry that no note has would be replaced. ends: where the entries of each
+        key ended before the new ones."""
+        places = [(text, number) for text, end in ends.items() for number in range(end, self._notes[text].end)]
+        found = self._read(partition, [quarantine.entry_key(*place) for place in places]) if places else []
+        for (text, number), stored in zip(places, found, strict=True):
+            if stored is not None:
+                raise CorruptPartitionError(
+                    f"step {self._definition.step_id!r}, key {shown(text)}: entry {number} in quarantine is not in the "
+                    "note of the key, and new rows would take its place",
+                    cause="The note was removed or edited from outside.",
+                    remedy="`recovery quarantine replay DIR` writes a missing note again, `drop` discards the rows; "
+                    "otherwise restore a backup.",
+                )
 
     def apply(self, partitions: Collection[PartitionIndex]) -> None:
         """Apply what was put aside, in one transaction for each of the partitions that the task has touched."""

@@ -58,13 +58,13 @@ def run_step(
             remedy="Start the stream with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
         )
     most_waiting = context.getLocalProperty(QUARANTINE_PROPERTY)
-    attempt = 0
     if definition.hold is not None:
         kind = with_quarantine(definition)
         definition = replace(definition, most_waiting=None if most_waiting is None else int(most_waiting))
-        # Any attempt of another step writes the same. Which rows are bad is what one attempt has seen: one whose
-        # executor was cut off must not write once its retry has. The ids of attempts grow with each attempt.
-        attempt = 1 + context.taskAttemptId()
+    # In a flow without a quarantine any attempt of a task writes the same. Which rows are bad is what one attempt has
+    # seen, and so is what later steps get: an attempt whose executor was cut off must not write once its retry has. The
+    # ids of attempts grow with each attempt.
+    attempt = 0 if most_waiting is None else 1 + context.taskAttemptId()
     connect = partial(reach, address, task_key=definition.task_key, attempt=attempt)
     with raised_once(context):
         yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask, int(tasks))

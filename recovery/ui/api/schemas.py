@@ -71,12 +71,14 @@ EXECUTION = exactly({
 })  # fmt: skip
 GROWTH = exactly({"epoch": INTEGER, "closed_ms": INTEGER, "keys": INTEGER, "bytes": INTEGER})
 LARGEST = exactly({"key": TEXT, "bytes": INTEGER})
-DUE = exactly({"earliest_ms": maybe(INTEGER), "now": INTEGER, "within_minute": INTEGER, "within_hour": INTEGER})
+DUE = exactly({
+    "earliest_ms": maybe(INTEGER), "now": INTEGER, "within_minute": INTEGER, "within_hour": INTEGER, "is_cut": BOOLEAN,
+})  # fmt: skip
 KEY_ROW = exactly({"key": TEXT, **SHOWN_VALUE, "timeout_ms": maybe(INTEGER), "epoch": INTEGER}, VALUE)
 STEP = exactly({
     "step": TEXT, "declaration": maybe(OBJECT), "keys": maybe(INTEGER), "bytes": maybe(INTEGER),
     "growth": listed(GROWTH), "quarantine": maybe(OBJECT), "largest": maybe(listed(LARGEST)), "due": maybe(DUE),
-    "sample": maybe(listed(KEY_ROW)),
+    "sample": maybe(listed(KEY_ROW)), "problem": maybe(OBJECT),
 })  # fmt: skip
 KEY_STATE = exactly({**SHOWN_VALUE, "timeout_ms": maybe(INTEGER), "epoch": INTEGER}, VALUE)
 KEY_VERSION = exactly(

@@ -1,4 +1,4 @@
-"""RequestTurns of requests: how many read at the same time, in threads that a disk which hangs cannot use up."""
+"""Turns of requests: how many read at the same time, in threads that a disk which hangs cannot use up."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ def copy_facts(flow: ShownFlow, *, after: int | None = None, limit: int | None =
     since), the closed epochs that the copy lacks, since when, and the rows that these read; None: there is no copy that
     this host knows, so all is lost. place: of the place of backups that was given, what `backup --list --json`
     prints, with a range of the backups, the newest first: {"destination", "backups", "unfinished", "unread", "lines",
-    "count", "next"}; an error as in `problem`; None: no place was given. Listing a place is kept for `PLACE_S`.
+    "count", "next", "listed_ms"}; an error as in `problem`; None: no place was given. Listing a place is kept for
+    `PLACE_S`.
     """
     look = flow.look()
     names = ("last_backup", "last_drill", "replica", "standby", "hydrating", "origins")

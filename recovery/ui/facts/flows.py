@@ -25,7 +25,7 @@ from recovery.report.status import drill_json, newest, status_json
 from recovery.storage.glance import Glances
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess, Store
-from recovery.ui.facts.limits import patience_s
+from recovery.ui.facts.limits import LEAST_PATIENCE_S, patience_s
 from recovery.ui.facts.shared import Shared
 from recovery.wire.looking import seen_owners
 
@@ -40,7 +40,8 @@ PLACE_S = 30.0
 FRESH_S = 1.0
 """A look serves the requests of so many seconds."""
 SHARE = 20
-"""Looks take at most one part in so many of a core: a look that took a second serves for this many."""
+"""Looks take at most one part in so many of a core: a look that took a second serves for this many, but for the first
+one, after which the next look comes soon."""
 NO_OWNERS = OwnerAccess()
 OWNER_S = 10.0
 """How long a look tries to reach an owner."""
@@ -63,12 +64,12 @@ class FlowSource:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was read of a store at one time. status: what `status --json` prints."""
+    """What was read of a store at one time. status: what `status --json` prints. serves_s: for how long it serves."""
 
     store: Store
     gathered: Facts
     status: Mapping[str, Any]
-    took_s: float
+    serves_s: float
     ended_s: float
 
     @property
@@ -118,16 +119,17 @@ class ShownFlow:
         self._place = Shared(self._list, lambda listed: self._age_s(listed.ended_s) <= PLACE_S, self.clock, LOOK_S)
 
     def place_facts(self) -> dict[str, Any] | None:
-        """Return what `backup --list --json` prints of the place of backups, listed at most every `PLACE_S`; the error
-        as {"problem"}, if the place cannot be read; None: no place was given. Raises LookLimitError."""
+        """Return what `backup --list --json` prints of the place of backups, listed at most every `PLACE_S`, with
+        "listed_ms", when that was; {"problem"}: the error, if the place cannot be read or is slow to answer; None: no
+        place was given."""
         if self.source.place is None:
             return None
         found = self._place.get(patience_s())
-        if found is None:
-            raise LookLimitError(
-                "the list of backups is not there yet", path=None, cause="The place is slow to answer."
-            )
-        return found.facts
+        if found is not None:
+            return found.facts
+        late = LookLimitError("the list of backups is not there yet", path=None, cause="The place is slow to answer.",
+                              remedy="Look again; see whether the place can be reached.")  # fmt: skip
+        return {"problem": late.as_json()}
 
     def begin(self) -> None:
         """Begin a look, if there is none that is fresh, and do not wait for it."""
@@ -138,18 +140,18 @@ class ShownFlow:
         """Whether there was a look."""
         return self._look.is_there
 
-    def look(self) -> Look:
-        """Return a look that is fresh: no older than `FRESH_S`, or `SHARE` times what it took; or an older one while
-        the next takes longer than this request waits. Raises LookLimitError if there is none yet, or if a disk hangs;
+    def look(self, least_s: float = LEAST_PATIENCE_S) -> Look:
+        """Return a look that is fresh, as its `serves_s` says; or an older one while the next takes longer than this
+        request waits, which is at least `least_s`. Raises LookLimitError if there is none yet, or if a disk hangs;
         NoPartitionsError, StorageError, and what `Store.found` does."""
-        return self._waited(None)
+        return self._waited(None, least_s)
 
     def look_again(self, after: Look) -> Look:
         """Return a look that is newer than `after`, whose epochs a run has collected meanwhile. Raises as `look`."""
-        return self._waited(after)
+        return self._waited(after, LEAST_PATIENCE_S)
 
-    def _waited(self, after: Look | None) -> Look:
-        found = self._look.get(patience_s(), after)
+    def _waited(self, after: Look | None, least_s: float) -> Look:
+        found = self._look.get(patience_s(least_s), after)
         began_s = self._look.began_s
         hangs = began_s is not None and self._age_s(max(began_s, self._glances.moved_s)) > HANGS_S
         if found is not None and not hangs:
@@ -196,11 +198,12 @@ class ShownFlow:
         return self.clock.elapsed_s() - since_s
 
     def _is_fresh(self, look: Look) -> bool:
-        return self._age_s(look.ended_s) <= max(FRESH_S, SHARE * look.took_s)
+        return self._age_s(look.ended_s) <= look.serves_s
 
     def _list(self) -> _Listed:
         assert self.source.place is not None
-        return _Listed(listed(self.source.place), self.clock.elapsed_s())
+        facts = {**listed(self.source.place), "listed_ms": self.clock.wall_ms()}
+        return _Listed(facts, self.clock.elapsed_s())
 
     def _read(self) -> Look:
         if self._owners is None:
@@ -208,11 +211,13 @@ class ShownFlow:
         began_s = self.clock.elapsed_s()
         store = Store(self.source.directory, self._owners, self._glances)
         seen = seen_owners(store.owners, self.clock)
-        gathered = gather(store, self._targets, self.clock.wall_ms(), owners=seen, before=self._gathered)
-        self._gathered = gathered
+        before = self._gathered
+        gathered = self._gathered = gather(store, self._targets, self.clock.wall_ms(), owners=seen, before=before)
         status = status_json(store, gathered)
         ended_s = self.clock.elapsed_s()
-        return Look(store, gathered, status, ended_s - began_s, ended_s)
+        # The first look reads everything, so what it took says nothing of the next one.
+        serves_s = FRESH_S if before is None else max(FRESH_S, SHARE * (ended_s - began_s))
+        return Look(store, gathered, status, serves_s, ended_s)
 
     def answer(self, look: Look, facts: Mapping[str, Any], cut: Cut | None = None) -> dict[str, Any]:
         """Return facts with what every answer has: the version, the flow, the epoch that is shown and its age. cut: of
@@ -285,7 +290,8 @@ class Flows:
         if not sources:
             raise ConfigurationError("no directory is given", cause="", remedy="Name at least one recovery directory.")
         names = names_of([each.directory for each in sources])
-        self._flows = {name: ShownFlow(name, source, clock) for name, source in zip(names, sources, strict=True)}
+        self.clock = clock or SystemClock()
+        self._flows = {name: ShownFlow(name, source, self.clock) for name, source in zip(names, sources, strict=True)}
 
     def __iter__(self) -> Iterator[ShownFlow]:
         return iter(self._flows.values())
@@ -320,7 +326,8 @@ def _line(flow: ShownFlow) -> dict[str, Any]:
     """Return one flow in the list of all."""
     named = {"name": flow.name, "directory": str(flow.source.directory)}
     try:
-        look = flow.look()
+        # All looks have begun. Each flow that hangs would otherwise keep the list for a while of its own.
+        look = flow.look(0)
     except RecoveryError as error:
         return {**named, "problem": error.as_json()}
     status = look.status

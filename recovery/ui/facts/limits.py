@@ -51,10 +51,10 @@ def patient(seconds: float) -> Iterator[None]:
         _of_thread.until_s = before
 
 
-def patience_s() -> float:
-    """Return how long this thread still waits for a look."""
+def patience_s(least_s: float = LEAST_PATIENCE_S) -> float:
+    """Return how long this thread still waits for a look: at least `least_s`."""
     until_s: float | None = getattr(_of_thread, "until_s", None)
-    return PATIENCE_S if until_s is None else max(LEAST_PATIENCE_S, until_s - time.monotonic())
+    return PATIENCE_S if until_s is None else max(least_s, until_s - time.monotonic())
 
 
 def check_time() -> None:

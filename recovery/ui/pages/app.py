@@ -106,11 +106,11 @@ class FlowPages:
     def _list(self) -> DrawnPage:
         with one_request(PATIENCE_S):
             facts = self._flows.list_facts()
-        return DrawnPage(self._render("flows.html", title="Flows", facts=facts))
+        return DrawnPage(self._render("flows.html", title="Flows", facts=facts, now_ms=self._flows.clock.wall_ms()))
 
     def _draw(self, view: View, flow: ShownFlow, query: Query) -> DrawnPage:
         around = {"title": view.title, "flow": flow.name, "view": view, "views": VIEWS, "query": query,
-                  "every_ms": view.every_ms}  # fmt: skip
+                  "every_ms": view.every_ms, "looked_ms": None, "now_ms": flow.clock.wall_ms()}  # fmt: skip
         try:
             with one_request(PATIENCE_S):
                 shown = view.shown(Asked(flow, self._flows, query, self._links))
@@ -121,6 +121,7 @@ class FlowPages:
             if isinstance(found, LookLimitError) and not flow.is_known:
                 around["every_ms"] = UNDER_WAY_MS
             return DrawnPage(self._render("error.html", **around, error=found.as_json()), status_of(found))
+        around["looked_ms"] = (shown.get("facts") or {}).get("looked_ms")
         return DrawnPage(self._render(view.template, **around, **shown))
 
     def _render(self, template: str, **shown: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from recovery.base.intervals import format_interval
+from recovery.base.untrusted_json import is_moment
 from recovery.base.wording import counted, listed, moment_text, short_moment_text
 from recovery.planning.health import format_bytes, format_seconds
 from recovery.report.page import HATCH, MARK
@@ -21,6 +22,8 @@ from recovery.report.text import escaped, format_count, shortened, visible
 
 LONGEST_VALUE = 4000
 """Characters of a value that a page shows; the rest is a note."""
+STALE_MS = 15_000
+"""A page of facts that are older says so."""
 
 STATIC = {
     "style.css": ("recovery.report", "style.css", "text/css"),
@@ -78,15 +81,15 @@ def environment(prefix: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(links=Links(prefix), mark=Markup(MARK), hatch=Markup(HATCH))
+    made.globals.update(links=Links(prefix), mark=Markup(MARK), hatch=Markup(HATCH), stale_ms=STALE_MS)
     made.filters.update(
         count=_or_dash(lambda value: f"{value:,}"),
         roughly=_or_dash(format_count),
         size=_or_dash(format_bytes),
         seconds=_or_dash(format_seconds),
         interval=_or_dash(lambda value: format_interval(max(0, round(value)))),
-        moment=_or_dash(moment_text),
-        short_moment=_or_dash(short_moment_text),
+        moment=_or_dash(_dated(moment_text)),
+        short_moment=_or_dash(_dated(short_moment_text)),
         counted=counted,
         listed=listed,
         shortened=shortened,
@@ -97,6 +100,11 @@ def environment(prefix: str) -> Environment:
         value_text=value_text,
     )
     return made
+
+
+def _dated(shown: Callable[[int], str]) -> Callable[[int], str]:
+    """Show a moment so, and milliseconds that are no date, which a file may have as a timeout, as they are."""
+    return lambda value: shown(value) if is_moment(value) else f"{value:,} ms, which is no date"
 
 
 def json_text(value: Any) -> Markup:

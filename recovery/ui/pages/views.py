@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recovery.errors import ConfigurationError, StateNotFoundError
+from recovery.storage.history import MOST_DUE
 from recovery.ui.facts.compare import compare_facts
 from recovery.ui.facts.copies import copy_facts
 from recovery.ui.facts.epochs import epoch_facts
@@ -123,7 +124,7 @@ def _epoch(asked: Asked) -> Mapping[str, Any]:
 
 def _steps(asked: Asked) -> Mapping[str, Any]:
     facts = step_facts(asked.flow)
-    return {"facts": facts, "charts": [growth(each) for each in facts["steps"]], "share": share}
+    return {"facts": facts, "charts": [growth(each) for each in facts["steps"]], "share": share, "most_due": MOST_DUE}
 
 
 def _keys(asked: Asked) -> Mapping[str, Any]:

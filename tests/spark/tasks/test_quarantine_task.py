@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from recovery.base.ids import BatchId
-from recovery.errors import LeaseLostError, QuarantineError, StateValueError
+from recovery.errors import CorruptPartitionError, LeaseLostError, QuarantineError, StateValueError
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, ROUTE, StepDefinition
 from recovery.spark.tasks import changes, quarantine
 from recovery.spark.tasks.quarantine_task import QuarantineTask
@@ -155,6 +155,21 @@ def test_a_fault_of_the_host_ends_the_task(driver, monkeypatch, fault):
         run(driver, step(), 0, rows())
     assert set(driver.read(1, KEYS).values()) == {None}
     assert entries(driver, 1) == {}
+
+
+def test_rows_without_a_note_are_not_replaced(driver, monkeypatch):
+    """New rows that fail would get the number of the rows that wait: the micro-batch ends with what to do, and the rows
+    are there."""
+    monkeypatch.setattr(Faults, "of", {"a": ValueError("bad")})
+    run(driver, step(), 0, rows())
+    home, task = partition_of("a", driver.count), driver.task()
+    [note] = task.read(QUARANTINE, 1, {home: (note_key("a"),)})[home]
+    task.apply(QUARANTINE, 1, {home: [pack({note_key("a"): ("", None)})]}, BatchCount(0, 0))
+    with pytest.raises(CorruptPartitionError, match="key 'a': entry 0 in quarantine is not in the note"):
+        run(driver, step(), 2, rows())
+    task.apply(QUARANTINE, 2, {home: [pack({note_key("a"): (note, WAITS_MS)})]}, BatchCount(0, 0))
+    task.release()
+    assert [each["batch"] for each in entries(driver, 3)["a"]] == [0]
 
 
 class CutOff:

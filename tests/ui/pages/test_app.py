@@ -29,12 +29,13 @@ from recovery.ui.facts import flows
 from recovery.ui.pages import views
 from recovery.ui.pages.rendering import named
 from recovery.ui.pages.views import VIEWS
-from recovery.values.quarantine import KeyNote
+from recovery.values.quarantine import KeyNote, note_key
+from tests.cli.test_quarantine import written
 from tests.owner.served import Served, spread, token_file
 from tests.report.support import STARTED_MS, clock, long_history, run_epochs
 from tests.report.test_page import EVIL, Page
 from tests.shares import some
-from tests.stores import STEP, Driver, run_python
+from tests.stores import STEP, Driver, alter, run_python
 from tests.ui.pages.support import served
 from tests.waiting import wait_until
 
@@ -286,8 +287,23 @@ def test_copies_at_a_place(make_store, tmp_path, pages):
     shown = client.get(f"flows/{directory.name}/copies")
     assert "1 backup, the newest first" in shown.text
     assert f"A restore from {place} brings back epoch 3." in " ".join(shown.text.split())
+    assert re.search(r"the newest first, as of 20\d\d-", shown.text)
     other = pages(directory, place="s3:/cut-off").get(f"flows/{directory.name}/copies")
     assert "ConfigurationError" in other.text
+
+
+def test_a_place_that_hangs_hides_no_other_copies(make_store, pages, monkeypatch):
+    """The rest of the page is there, and says that the list is not."""
+    directory, ends = make_store(1), threading.Event()
+    run_epochs(directory, 2, clock())
+    monkeypatch.setattr(flows, "listed", lambda place: {"problem": None} if ends.wait(60) else {})
+    client = pages(directory, place="s3://b/p")
+    try:
+        text = client.get(f"flows/{directory.name}/copies").text
+    finally:
+        ends.set()
+    assert "Last backup" in text
+    assert "the list of backups is not there yet" in text
 
 
 def test_partitions_at_an_owner(make_store, tmp_path, monkeypatch):
@@ -411,6 +427,41 @@ def test_a_page_says_how_far_the_first_look_is(make_store, pages, monkeypatch):
     goes_on.set()
     wait_until(lambda: client.http.get(paths[0]).status_code == 200)
     assert ("data-every", "1000") not in client.get(paths[1]).attributes
+
+
+def test_a_page_of_older_facts_says_of_when_they_are(make_store, pages, monkeypatch):
+    """Every page of a flow, and the list of flows; a page that was read just now says nothing."""
+    directory, other = make_store(1), make_store(1)
+    run_epochs(directory, 3, clock())
+    assert "As of " not in pages(directory).get(f"flows/{directory.name}/").text
+    monkeypatch.setattr("recovery.ui.pages.rendering.STALE_MS", -1)
+    client = pages(directory, other)
+    for path in ("", f"flows/{directory.name}/", f"flows/{directory.name}/steps", f"flows/{directory.name}/plan"):
+        assert re.search(r"As of 20\d\d-.* ago: a look at this directory takes long", client.get(path).text), path
+
+
+def test_damage_and_odd_timeouts_of_a_step(make_store, pages, monkeypatch):
+    """The page of steps shows the rest; a timeout that is no date is a number, wherever it is shown."""
+    directory = make_store(1)
+    with Driver(directory, (STEP, "odd")) as run:
+        run.apply(0, {"a": ("1", 5)})
+        run.apply(0, {"b": ("2", 6), "c": ("2", 9_000_000_000_000_000_000)}, step="odd")
+        run.close(0)
+    monkeypatch.setattr("recovery.ui.facts.steps.MOST_DUE", 1)
+    client = pages(directory)
+    alter(directory / "part-0.sqlite3", "UPDATE snaps SET ser_change = '9' WHERE step_id = ?", (STEP,))
+    text = client.get(f"flows/{directory.name}/steps").text
+    assert "the state of step 'count' key 'a' does not match its digest" in text
+    assert "1 due now" in text
+    assert "there are more" in text
+    for path in ("steps", "key?step=odd&key=c"):
+        assert "9,000,000,000,000,000,000 ms, which is no date" in client.get(f"flows/{directory.name}/{path}").text
+
+
+def test_rows_in_quarantine_without_a_note(tmp_path, pages):
+    """The page has the finding of `quarantine list`."""
+    directory = written(tmp_path / "db", lacks=note_key("a"))
+    assert "the note of the key is missing" in pages(directory).get(f"flows/{directory.name}/quarantine").text
 
 
 def test_a_disk_that_hangs_keeps_no_pages_of_other_flows(make_store, pages, monkeypatch):
