@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from glob import escape
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,7 +26,16 @@ from recovery.cli.option import option
 from recovery.cli.owners import looked_at, owner_options, store_at
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, ErasureIncompleteError, RecoveryError
-from recovery.operational.steps.erasing import Erased, Found, erase, has_spark_state, look, nothing_found
+from recovery.operational.steps.erasing import (
+    Erased,
+    Found,
+    InHistory,
+    erase,
+    has_spark_state,
+    in_history,
+    look,
+    nothing_found,
+)
 from recovery.planning.resume import plan_resume
 from recovery.storage.copied import files_of
 from recovery.storage.erasing import SoughtKeys
@@ -89,23 +100,22 @@ def erase_command(
     first, *others = plan_resume(store.found()).partitions
     wanted = SoughtKeys(keys, first.store_id, len(others) + 1)
     found, native = look(store, keys), has_spark_state(store)
+    recorded = in_history(store, keys, SystemClock())
     copies = _Copies(directory, access, wanted, places, standbys)
     if dry_run:
         there = copies.searched()
-        if not found and not any(each.held or each.left for each in there):
+        if not found and not any(recorded) and not any(each.held or each.left for each in there):
             raise nothing_found(store)
-        _report(directory, found, None, there, True, as_json, native, keys)
+        _report(directory, found, recorded, None, there, True, as_json, native, keys)
         return
     store.check_free()
-    if found:
-        tell(_table(found))
-        also = " and of the named copies" if places or standbys else ""
-        ask(f"Erase {_counts(found)} of {directory}{also}, at every epoch? Nothing brings them back.", yes)
-    done = erase(store, keys, SystemClock(), required=not (places or standbys))
+    if not yes:
+        _ask(directory, found, recorded, copies)
+    done = erase(store, keys, SystemClock(), required=not copies)
     there = copies.erased()
     if done is None and not any(each.held or each.left for each in there):
         raise nothing_found(store)
-    _report(directory, found if done is None else done.found, done, there, False, as_json, native, keys)
+    _report(directory, found if done is None else done.found, recorded, done, there, False, as_json, native, keys)
     if any(each.left for each in there):
         error = _incomplete(there)
         if not as_json:
@@ -113,14 +123,37 @@ def erase_command(
         raise SystemExit(error.exit_code)
 
 
+def _ask(directory: Path, found: Sequence[Found], recorded: InHistory, copies: _Copies) -> None:
+    """Show what would be erased, and ask. Where the directory has nothing, the copies are searched for that first."""
+    also = " and of the named copies" if copies else ""
+    if found:
+        tell(_table(found))
+        ask(f"Erase {_counts(found)} of {directory}{also}, at every epoch? Nothing brings them back.", False)
+    elif any(recorded):
+        ask(f"{_recorded_text(recorded)}. Erase that of {directory}{also}? Nothing brings it back.", False)
+    else:
+        held = [each for each in copies.searched(tried=True) if each.held]
+        for each in held:
+            tell(one_line(_copy_text(each, True)))
+        if held:
+            ask(
+                f"{directory} has nothing of the key. Erase it from {'; '.join(each.location for each in held)}?", False
+            )
+
+
+def _recorded_text(recorded: InHistory) -> str:
+    records = f"{counted(recorded.records, 'record')} of the run history name the key" if recorded.records else ""
+    unfinished = "an erasure that did not come to its end is to be completed" if recorded.is_unfinished else ""
+    return "; ".join(filter(None, (records, unfinished)))
+
+
 def _read(key_file: str | None) -> list[str]:
     if key_file is None:
         return []
     try:
-        if key_file == "-":
-            text = sys.stdin.read(MOST_BYTES)
-        else:
-            text = read_named(local_path(key_file, NAMED), MOST_BYTES).decode()
+        content = _piped() if key_file == "-" else read_named(local_path(key_file, NAMED), MOST_BYTES)
+        # Some editors begin a file with a mark, and end lines in two characters.
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"the keys in {key_file} cannot be read: {error}", cause="", remedy="Give a file with a key on each line."
@@ -128,7 +161,16 @@ def _read(key_file: str | None) -> list[str]:
     return [line for line in text.split("\n") if line]
 
 
-class _Copies(NamedTuple):
+def _piped() -> bytes:
+    """Return what standard input has. Raises OSError for more than `MOST_BYTES`: half a key is another key."""
+    content = b"" if sys.stdin is None else sys.stdin.buffer.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {MOST_BYTES:,} bytes")
+    return content
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
     """The copies that the command names."""
 
     directory: Path
@@ -137,20 +179,25 @@ class _Copies(NamedTuple):
     places: tuple[str, ...]
     standbys: tuple[Path, ...]
 
-    def searched(self) -> list[ErasedCopy]:
-        """Return what the copies hold. Raises what searching raises."""
-        if not (self.places or self.standbys):
+    def __bool__(self) -> bool:
+        return bool(self.places or self.standbys)
+
+    def searched(self, *, tried: bool = False) -> list[ErasedCopy]:
+        """Return what the copies hold. Raises what searching raises. tried: a copy that cannot be searched is one that
+        may hold the keys."""
+        if not self:
             return []
         from recovery.backup.erase import search_place, search_standby
         from recovery.places.opening import open_place
 
-        found = [search_place(open_place(each), self.wanted) for each in self.places]
-        return [*found, *(search_standby(each, self.wanted) for each in self.standbys)]
+        works = [(each, partial(lambda at: search_place(open_place(at), self.wanted), each)) for each in self.places]
+        works += [(str(each), partial(search_standby, each, self.wanted)) for each in self.standbys]
+        return [_tried(location, work) if tried else work() for location, work in works]
 
     def erased(self) -> list[ErasedCopy]:
         """Erase the keys from the copies, and return what was done at each. A copy that fails is one that still may
         hold the keys."""
-        if not (self.places or self.standbys):
+        if not self:
             return []
         from recovery.backup.erase import erase_place, erase_standby
         from recovery.places.opening import open_place
@@ -190,6 +237,7 @@ def _tried(location: str, work: Callable[[], ErasedCopy]) -> ErasedCopy:
 def _report(
     directory: Path,
     found: Sequence[Found],
+    recorded: InHistory,
     done: Erased | None,
     copies: Sequence[ErasedCopy],
     dry_run: bool,
@@ -210,7 +258,8 @@ def _report(
             "keys": len(texts),
             "keys_not_found": missing,
             "execution": None if done is None else done.execution,
-            "records": 0 if done is None else done.records,
+            "records": (recorded.records if dry_run else 0) if done is None else done.records,
+            "unfinished": recorded.is_unfinished,
             "copies": [each.as_json() for each in copies],
             "not_named": unnamed,
             "spark_state": native,
@@ -222,10 +271,12 @@ def _report(
         say(_table(found))
     if found:
         say(one_line(f"{'would erase' if dry_run else 'erased'} {_counts(found)} of {directory}, at every epoch"))
-    else:
+    elif not (dry_run and any(recorded)):
         say(one_line(f"{directory}: nothing of the key is left"))
+    if dry_run and any(recorded):
+        say(_recorded_text(recorded))
     if done is not None and done.records:
-        say(f"{counted(done.records, 'record')} of the run history named the key, and no longer does")
+        say(f"the key is taken out of {counted(done.records, 'record')} of the run history")
     for each in copies:
         say(one_line(_copy_text(each, dry_run)))
     if found and missing:

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 
 from recovery.base.ids import PartitionIndex
-from recovery.planning.redaction import named_as, redacted
+from recovery.planning.redaction import NamedAs, named_as, redacted
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.epoch_log import overlaid
 from recovery.storage.sqlite.erase import belongs, count_rows
@@ -40,9 +40,9 @@ class SoughtKeys:
         return sorted({PartitionIndex(0), *(partition_of(each.key, self.count) for each in self.keys)})
 
     @property
-    def words(self) -> list[str]:
+    def words(self) -> list[NamedAs]:
         """How records of the run history name the keys."""
-        return [word for each in self.keys for word in named_as(each.key)]
+        return [word for text in dict.fromkeys(each.key for each in self.keys) for word in named_as(text)]
 
 
 def rows_in(path: Path, keys: Sequence[KeyToErase]) -> list[HeldRows]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from recovery.base import faults
 from recovery.base.clock import Clock
@@ -25,7 +26,7 @@ from recovery.errors import RecoveryError, StateNotFoundError
 from recovery.operational.runs import EDIT, SUCCEEDED, RunHistory
 from recovery.operational.steps.step_edits import audit, check_used, check_whole, current_user
 from recovery.planning.going_back import kept_interval_s
-from recovery.planning.redaction import named_as
+from recovery.planning.redaction import NamedAs, named_as
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import ERASURE, PartitionDescription
 from recovery.storage.connect import SCRATCH_NAME
@@ -60,6 +61,14 @@ class Erased:
     records: int
 
 
+class InHistory(NamedTuple):
+    """What the run history has for an erasure. records: how many name a key; is_unfinished: the newest erasure did not
+    come to its end, so files may still have bytes of what it has deleted."""
+
+    records: int
+    is_unfinished: bool
+
+
 def look(store: Store, keys: Sequence[KeyToErase]) -> tuple[Found, ...]:
     """Return what a store holds of keys, at any epoch. Only reads; a run may be active. Raises the errors of planning,
     and CorruptPartitionError or StorageError."""
@@ -75,6 +84,20 @@ def _look(store: Store, partitions: Sequence[PartitionDescription], keys: Sequen
             of_both = before.keys | frozenset(positions)
             found[stored] = replace(before, rows=before.rows + rows, newest=before.newest or newest, keys=of_both)
     return tuple(each for _, each in sorted(found.items()))
+
+
+def in_history(store: Store, keys: Sequence[KeyToErase], clock: Clock) -> InHistory:
+    """Return what the run history of a store, whose copies `store.found` has chosen, has for an erasure of keys. Only
+    reads. Raises what the backend of the run history raises."""
+    return _in_history(audit(store, clock), keys)
+
+
+def _in_history(history: RunHistory, keys: Sequence[KeyToErase]) -> InHistory:
+    return InHistory(history.count_naming(_words(keys)), _unfinished(history))
+
+
+def _words(keys: Sequence[KeyToErase]) -> list[NamedAs]:
+    return [word for text in dict.fromkeys(each.key for each in keys) for word in named_as(text)]
 
 
 def erase(store: Store, keys: Sequence[KeyToErase], clock: Clock, *, required: bool = True) -> Erased | None:
@@ -93,8 +116,7 @@ def erase(store: Store, keys: Sequence[KeyToErase], clock: Clock, *, required: b
         check_whole(plan, held)
         found = _look(held, plan.partitions, keys)
         history = audit(held, clock)
-        words = [word for each in keys for word in named_as(each.key)]
-        if not found and not history.names(words) and not _unfinished(history):
+        if not found and not any(_in_history(history, keys)):
             if required:
                 raise nothing_found(held)
             return None
@@ -103,7 +125,7 @@ def erase(store: Store, keys: Sequence[KeyToErase], clock: Clock, *, required: b
         facts = {"what": PURPOSE, "keys": len({each.key for each in keys}), "rows": sum(each.rows for each in found)}
         numbers = {"execution": plan.execution_number, "epoch": plan.resume_epoch}
         record = history.begin(str(plan.flow_id), EDIT, {**numbers, **facts, "by": current_user()})
-        records = history.redact(words)
+        records = history.redact(_words(keys))
         faults.reach("erase.2")
         # Owners take the record's end as long as they are held.
         with ExitStack() as connected:
