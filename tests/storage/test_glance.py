@@ -10,12 +10,15 @@ import pytest
 
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
+from recovery.operational.steps.erasing import erase
 from recovery.planning.measures import Measure
 from recovery.storage import glance
 from recovery.storage.glance import Glances, stamp_of
 from recovery.storage.initialize import init_partitions
 from recovery.storage.reading import FileReader
 from recovery.storage.scan import scan
+from recovery.storage.seam import KeyToErase
+from recovery.storage.store import Store
 from tests.stores import STEP, Driver
 from tests.waiting import wait_until
 
@@ -155,4 +158,19 @@ def test_another_file_in_its_place_is_read(tmp_path):
     (directory / "part-1.sqlite3").write_bytes(b"x" * 10_000)
     assert answers(directory, glances) == answers(directory)
     (directory / "part-1.sqlite3").unlink()
+    assert answers(directory, glances) == answers(directory)
+
+
+def test_an_erasure_changes_older_epochs(tmp_path):
+    """The newest epoch may stay as it was, where the key was discarded before."""
+    directory = tmp_path / "db"
+    init_partitions(directory, 1)
+    glances = Glances(Later())
+    with Driver(directory, (STEP,), backup_interval_s=3600.0) as run:
+        for batch, changes in enumerate(({"k": "1", "who": "2"}, {"who": None}, {"k": "3"}, {"k": "4"}), 1):
+            run.apply(batch, changes)
+            run.close(batch)
+    assert answers(directory, glances) == answers(directory)
+    next_tick(directory, tmp_path / "probe")
+    assert erase(Store(directory), [KeyToErase(STEP, "who")], SystemClock()) is not None
     assert answers(directory, glances) == answers(directory)
