@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -102,11 +103,12 @@ def erase_command(
     found, native = look(store, keys), has_spark_state(store)
     recorded = in_history(store, keys, SystemClock())
     copies = _Copies(directory, access, wanted, places, standbys)
+    unnamed = _unnamed(directory, [*places, *map(str, standbys)])
     if dry_run:
         there = copies.searched()
         if not found and not any(recorded) and not any(each.held or each.left for each in there):
             raise nothing_found(store)
-        _report(directory, found, recorded, None, there, True, as_json, native, keys)
+        _report(directory, found, recorded, None, there, True, as_json, native, unnamed, keys)
         return
     store.check_free()
     if not yes:
@@ -115,7 +117,9 @@ def erase_command(
     there = copies.erased()
     if done is None and not any(each.held or each.left for each in there):
         raise nothing_found(store)
-    _report(directory, found if done is None else done.found, recorded, done, there, False, as_json, native, keys)
+    _report(
+        directory, found if done is None else done.found, recorded, done, there, False, as_json, native, unnamed, keys
+    )
     if any(each.left for each in there):
         error = _incomplete(there)
         if not as_json:
@@ -243,12 +247,12 @@ def _report(
     dry_run: bool,
     as_json: bool,
     native: bool,
+    unnamed: Sequence[str],
     keys: Sequence[KeyToErase],
 ) -> None:
     texts = list(dict.fromkeys(each.key for each in keys))
     there = {keys[position].key for each in found for position in each.keys}
     missing = [number for number, text in enumerate(texts, 1) if text not in there]
-    unnamed = _unnamed(directory, [each.location for each in copies])
     if as_json:
         facts: dict[str, Any] = {
             "directory": str(directory),
@@ -261,7 +265,7 @@ def _report(
             "records": (recorded.records if dry_run else 0) if done is None else done.records,
             "unfinished": recorded.is_unfinished,
             "copies": [each.as_json() for each in copies],
-            "not_named": unnamed,
+            "not_named": list(unnamed),
             "spark_state": native,
             "complete": not dry_run and not any(each.left for each in copies),
         }
@@ -319,12 +323,29 @@ def _counts(found: Sequence[Found]) -> str:
 
 def _unnamed(directory: Path, named: Sequence[str]) -> list[str]:
     """Return other copies of the directory that are known: the places to which it was backed up or replicated last, if
-    they were not named, and directories of the store before it was repartitioned."""
+    they were not named, and directories of the store before it was repartitioned. To be called before a backup is
+    made, which is the last one then."""
     from recovery.backup.note import last_backup, last_replica
+    from recovery.partitioning.in_place import kept_directories
 
     notes = (last_backup(directory), last_replica(directory))
-    places = sorted({note.destination for note in notes if note is not None} - set(named))
-    return [*places, *map(str, sorted(directory.absolute().parent.glob(f"{escape(directory.name)}.*.old")))]
+    known, there = {note.destination for note in notes if note is not None}, set(map(_lasting, named))
+    kept: list[Path] = []
+    # Partition 0, which knows its origins, may be at an owner.
+    with suppress(RecoveryError):
+        kept = kept_directories(directory)
+    return [*sorted(each for each in known if _lasting(each) not in there), *map(str, kept)]
+
+
+def _lasting(address: str) -> str:
+    """Return one text for all names of a directory; an address of another kind as it is."""
+    from recovery.places.opening import directory_of
+    from recovery.places.secrets import shown_address
+
+    with suppress(RecoveryError):
+        path = directory_of(address)
+        return shown_address(address) if path is None else os.path.realpath(path)
+    return address
 
 
 def _incomplete(copies: Sequence[ErasedCopy]) -> ErasureIncompleteError:

@@ -237,6 +237,21 @@ def test_a_copy_that_still_holds_the_key_is_an_error(store, tmp_path):
     assert traces(standby, SECRET) == []
 
 
+def test_known_copies_that_were_not_named(store, tmp_path, monkeypatch):
+    """Are the places before the command makes a backup itself; a place that has another name here was named."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for place in (second, first):
+        assert command("backup", store, place, "--takeover").exit_code == 0
+    looked = json.loads(erase(store, "--key", PERSON, "--place", second, "--dry-run", "--json").stdout)
+    done = json.loads(erase(store, "--key", PERSON, "--place", second, "--yes", "--json").stdout)
+    assert done["not_named"] == looked["not_named"] == [str(first)]
+    monkeypatch.chdir(tmp_path)
+    assert command("backup", store, "first").exit_code == 0
+    done = json.loads(erase(store, "--key", PERSON, "--place", first, "--yes", "--json").stdout)
+    assert done["not_named"] == []
+    assert traces(tmp_path, SECRET) == []
+
+
 def test_a_place_out_of_reach_does_not_hide_the_others(store, tmp_path):
     """It may hold the key."""
     assert command("backup", store, tmp_path / "place").exit_code == 0
