@@ -6,6 +6,7 @@ rows. Nothing has to be read but these rows and the epochs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ import apsw
 from recovery.base.reserved import RESERVED_PREFIX, quarantined_step
 from recovery.errors import StorageError
 from recovery.planning.values import ClosedEpoch
+from recovery.storage.initialize import clear_killed_attempt
+from recovery.storage.moving.arriving import clear
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.describe import EPOCHS, STEPS, closed_epochs, insert_epoch
 from recovery.storage.sqlite.digests import MODULUS
@@ -45,7 +48,7 @@ DELETE = (
     f"DELETE FROM superseded WHERE {HELD} AND step_id = :step AND state_key = :key",
 )
 AFTER_WAITING = chr(ord(WAITING_SEPARATOR) + 1)
-REPLACED = (".replaced", ".replaced-wal")
+REPLACED = re.compile(r"part-[0-9]+\.sqlite3\.replaced(-wal|-shm)?")
 
 
 class _Row(NamedTuple):
@@ -151,7 +154,7 @@ def _without(epochs: Sequence[ClosedEpoch], gone: Sequence[_Row]) -> Iterator[tu
 
 
 def scrub(connection: apsw.Connection, path: Path) -> None:
-    """Rewrite a file without what deleted rows have left in it, empty its log, and remove the older copy beside it.
+    """Rewrite a file without what deleted rows have left in it, and empty its log.
 
     Nobody else may write to the file. Repeatable. Raises StorageError.
     """
@@ -166,5 +169,15 @@ def scrub(connection: apsw.Connection, path: Path) -> None:
                 cause="A backup, a page of `recovery ui` or another program reads the file.",
                 remedy="End the reader, and run the same command again: it completes what it has begun.",
             ) from None
-        for suffix in REPLACED:
-            path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
+
+
+def remove_older_copies(directory: Path) -> None:
+    """Remove copies of partitions that lie beside them and that no command reads: those that were replaced, and what
+    killed moves and restores left. Nobody else may bring partitions here. Raises DirectoryLockedError or StorageError.
+    """
+    with translated(directory):
+        for path in directory.iterdir():
+            if REPLACED.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+    clear(directory)
+    clear_killed_attempt(directory)
