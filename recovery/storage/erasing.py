@@ -15,7 +15,7 @@ from recovery.base.ids import PartitionIndex
 from recovery.planning.redaction import NamedAs, named_as, redacted
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.epoch_log import overlaid
-from recovery.storage.sqlite.erase import belongs, count_rows
+from recovery.storage.sqlite.erase import Wanted, count_rows
 from recovery.storage.sqlite.file.opening import has_states
 from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import snapshot, translated
@@ -71,9 +71,8 @@ def changes_hold(path: Path, wanted: SoughtKeys) -> bool:
     """Return whether a changes file has rows of any of the keys, or a record of a run that names one. Raises what
     `read_links` raises."""
     with contextlib.closing(reading_changes(path)) as connection, translated(path):
-        rows = connection.execute(CHANGED)
-        holds = any(belongs(step, name, each) for step, name in rows for each in wanted.keys)
-        return holds or _names(connection, wanted)
+        keys = Wanted(wanted.keys)
+        return any(keys.has(*row) for row in connection.execute(CHANGED)) or _names(connection, wanted)
 
 
 def _names(connection: apsw.Connection, wanted: SoughtKeys) -> bool:

@@ -7,7 +7,7 @@ rows. Nothing has to be read but these rows and the epochs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -61,18 +61,29 @@ class _Row(NamedTuple):
     size_bytes: int
 
 
-def belongs(stored: str, name: str, wanted: KeyToErase) -> bool:
-    """Return whether a row belongs to a key: as its state, or as rows of it in quarantine. stored, name: the step and
-    the key of the row."""
-    of_quarantine = quarantined_step(stored)
-    if of_quarantine is not None:
-        return wanted.step in (None, of_quarantine) and parse_waiting_key(name)[0] == wanted.key
-    return not stored.startswith(RESERVED_PREFIX) and wanted.step in (None, stored) and name == wanted.key
+class Wanted:
+    """Keys to erase, and whether a row belongs to one of them."""
+
+    def __init__(self, keys: Iterable[KeyToErase]) -> None:
+        self._steps: dict[str, set[str | None]] = {}
+        for each in keys:
+            self._steps.setdefault(each.key, set()).add(each.step)
+
+    def has(self, stored: str, name: str) -> bool:
+        """Return whether a row belongs to one of the keys: as its state, or as rows of it in quarantine. stored, name:
+        the step and the key of the row."""
+        of_quarantine = quarantined_step(stored)
+        if of_quarantine is None and stored.startswith(RESERVED_PREFIX):
+            return False
+        step, key = (stored, name) if of_quarantine is None else (of_quarantine, parse_waiting_key(name)[0])
+        steps = self._steps.get(key, ())
+        return None in steps or step in steps
 
 
 def _stored(connection: apsw.Connection, keys: Sequence[KeyToErase]) -> dict[tuple[str, str], int]:
     """Return step and key, as they are stored, of everything that may belong to keys, with the position of that key."""
     found: dict[tuple[str, str], int] = {}
+    wanted = [Wanted([each]) for each in keys]
     for (stored,) in rows(connection, EVERY_STEP):
         for position, each in enumerate(keys):
             names = [each.key]
@@ -80,7 +91,7 @@ def _stored(connection: apsw.Connection, keys: Sequence[KeyToErase]) -> dict[tup
                 within = {"begin": note_key(each.key), "end": f"{each.key}{AFTER_WAITING}"}
                 names = [name for (name,) in rows(connection, WAITING, {"step": stored, **within})]
             for name in names:
-                if belongs(stored, name, each):
+                if wanted[position].has(stored, name):
                     found.setdefault((stored, name), position)
     return found
 
