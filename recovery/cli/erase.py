@@ -191,12 +191,30 @@ class _Copies:
         may hold the keys."""
         if not self:
             return []
-        from recovery.backup.erase import search_place, search_standby
-        from recovery.places.opening import open_place
+        from recovery.backup.erase import search_standby
 
-        works = [(each, partial(lambda at: search_place(open_place(at), self.wanted), each)) for each in self.places]
+        works: list[tuple[str, Callable[[], ErasedCopy]]] = [
+            (each, partial(self._searched_place, each)) for each in self.places
+        ]
         works += [(str(each), partial(search_standby, each, self.wanted)) for each in self.standbys]
         return [_tried(location, work) if tried else work() for location, work in works]
+
+    def _searched_place(self, address: str) -> ErasedCopy:
+        from recovery.backup.catalog import Catalog
+        from recovery.backup.erase import search_place
+        from recovery.backup.writer import Writer
+        from recovery.places.opening import open_place
+
+        place = open_place(address)
+        found = search_place(place, self.wanted)
+        if found.held or found.left:
+            catalog = Catalog(place)
+            latest = catalog.latest_of(catalog.look())
+            clock, random_id = SystemClock(), lambda: token_hex(4)
+            writer = Writer(self.directory, place, clock, random_id, place=address, dry_run=True)
+            with looked_at(self.directory, self.access) as store:
+                writer.begin(plan_resume(store.found()).partitions, latest)
+        return found
 
     def erased(self) -> list[ErasedCopy]:
         """Erase the keys from the copies, and return what was done at each. A copy that fails is one that still may

@@ -19,6 +19,7 @@ from recovery.errors import (
     NoBackupError,
     StandbyDirectoryError,
     StateNotFoundError,
+    TakenOverError,
 )
 from recovery.operational.steps.step_edits import audit
 from recovery.storage.lock import DirectoryLock
@@ -235,6 +236,22 @@ def test_a_copy_that_still_holds_the_key_is_an_error(store, tmp_path):
     assert traces(store, SECRET) == []
     assert erase(store, *words, "--place", place).exit_code == 0
     assert traces(standby, SECRET) == []
+
+
+def test_a_dry_run_is_refused_as_the_command_is(store, tmp_path):
+    """Where another directory is the writer of a place; neither claims the place."""
+    place, other = tmp_path / "place", tmp_path / "other"
+    assert command("backup", store, place).exit_code == 0
+    assert command("restore", place, other).exit_code == 0
+    assert command("backup", other, place, "--takeover").exit_code == 0
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    words = ["--key", PERSON, "--place", place]
+    looked = erase(store, *words, "--dry-run")
+    assert looked.exit_code == TakenOverError.exit_code, looked.output
+    done = erase(store, *words, "--yes")
+    assert done.exit_code == ErasureIncompleteError.exit_code
+    assert "store's writer" in done.stderr
+    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
 
 
 def test_known_copies_that_were_not_named(store, tmp_path, monkeypatch):
