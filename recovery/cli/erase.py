@@ -102,6 +102,8 @@ def erase_command(
     wanted = SoughtKeys(keys, first.store_id, len(others) + 1)
     found, native = look(store, keys), has_spark_state(store)
     recorded = in_history(store, keys, SystemClock())
+    from recovery.backup.note import forget_last_drill
+
     copies = _Copies(directory, access, wanted, places, standbys)
     unnamed = _unnamed(directory, [*places, *map(str, standbys)])
     if dry_run:
@@ -117,6 +119,8 @@ def erase_command(
     there = copies.erased()
     if done is None and not any(each.held or each.left for each in there):
         raise nothing_found(store)
+    # The backup of a place has brought the note of its last drill here, before the place lost it.
+    forget_last_drill(directory, lambda found: any(word.is_in(found) for word in wanted.words))
     _report(
         directory, found if done is None else done.found, recorded, done, there, False, as_json, native, unnamed, keys
     )

@@ -12,6 +12,7 @@ from typing import Any
 import apsw
 
 from recovery.base.ids import PartitionIndex
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.redaction import NamedAs, named_as, redacted
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.epoch_log import overlaid
@@ -73,6 +74,17 @@ def changes_hold(path: Path, wanted: SoughtKeys) -> bool:
     with contextlib.closing(reading_changes(path)) as connection, translated(path):
         keys = Wanted(wanted.keys)
         return any(keys.has(*row) for row in connection.execute(CHANGED)) or _names(connection, wanted)
+
+
+def text_holds(path: Path, wanted: SoughtKeys) -> bool:
+    """Return whether a note names any of the keys, or cannot be read. Raises StorageError."""
+    with storage_errors(path):
+        content = path.read_bytes()
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return True
+    return bool(redacted(found, wanted.words) != found)
 
 
 def _names(connection: apsw.Connection, wanted: SoughtKeys) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from recovery.backup.drills import LastDrill, drill_names, note_drill
 from recovery.backup.erase import ErasedCopy, erase_place, erase_standby, search_place, search_standby
 from recovery.backup.make import Made
 from recovery.backup.manifest import OBJECTS, RUNNING
@@ -308,3 +309,27 @@ def test_records_of_failed_runs_in_copies_are_found(make_store, tmp_path):
     done = erase_place(place, wanted(directory), lambda: back_up(directory, place), SystemClock())
     assert done.left == ()
     assert search_place(place, wanted(directory)).held == ()
+
+
+def test_notes_of_drills_that_name_the_key_go(copies):
+    """A drill that failed says which rows were damaged; notes of others stay. Notes alone need no new backup."""
+
+    def noted(found: str) -> set[str]:
+        before = set(drill_names(copies.place))
+        assert note_drill(copies.place, LastDrill(1, "place", None, 0.5, found, PERSON)) is None
+        return set(drill_names(copies.place)) - before
+
+    stays = noted("rows do not match (step 'count' key 'k1')")
+    [name] = noted(f"rows do not match (step 'count' key {PERSON!r})")
+    assert name in search_place(copies.place, copies.wanted).held
+    assert erased(copies.directory) is not None
+    done = copies.erase()
+    assert name in done.held
+    assert done.left == ()
+    assert done.is_place
+    assert set(drill_names(copies.place)) == stays
+    [name] = noted(f"key {PERSON!r}")
+    before = list_backups(copies.place).manifests
+    assert copies.erase() == ErasedCopy(copies.place.shown, (name,))
+    assert list_backups(copies.place).manifests == before
+    assert set(drill_names(copies.place)) == stays

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from recovery.backup.drills import LastDrill, note_drill
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.cli import main
@@ -22,6 +23,7 @@ from recovery.errors import (
     TakenOverError,
 )
 from recovery.operational.steps.step_edits import audit
+from recovery.places.directory import DirectoryPlace
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.store import Store
 from tests.operational.person import OTHER, PERSON, SECRET, WAITING, history, traces
@@ -252,6 +254,16 @@ def test_a_dry_run_is_refused_as_the_command_is(store, tmp_path):
     assert done.exit_code == ErasureIncompleteError.exit_code
     assert "store's writer" in done.stderr
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+
+
+def test_the_note_of_a_drill_loses_the_key(store, tmp_path):
+    """At the place, and in the directory, to which a backup has brought it."""
+    place = tmp_path / "place"
+    assert command("backup", store, place).exit_code == 0
+    drill = LastDrill(1, str(place), None, 0.5, f"a row does not match (step {STEP!r} key {PERSON!r})", "host")
+    assert note_drill(DirectoryPlace(place), drill) is None
+    assert erase(store, "--key", PERSON, "--place", place, "--yes").exit_code == 0
+    assert traces(tmp_path, f"{PERSON}'") == []
 
 
 def test_known_copies_that_were_not_named(store, tmp_path, monkeypatch):
