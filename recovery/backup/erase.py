@@ -24,7 +24,13 @@ from recovery.backup.catalog import Catalog, entries_of
 from recovery.backup.drills import DRILLS, drill_names
 from recovery.backup.make import Made
 from recovery.backup.manifest import OBJECTS, RUNNING, Manifest, manifest_name
-from recovery.backup.repository import STALE_AFTER_S, check_store, list_backups, prune
+from recovery.backup.repository import (
+    STALE_AFTER_S,
+    check_store,
+    list_backups,
+    prune,
+    refuse_other_versions,
+)
 from recovery.backup.standby.document import read_standby
 from recovery.backup.standby.follow import Follower
 from recovery.base import faults
@@ -90,11 +96,13 @@ class _Search:
         self.unread: list[str] = []
 
     def begin(self) -> None:
-        """Search what is there now. Raises NoBackupError, ForeignPartitionError, BackupTargetError."""
+        """Search what is there now. Raises NoBackupError, ForeignPartitionError, UnsupportedVersionError for backups of
+        a newer version, whose objects are unknown, or BackupTargetError."""
         contents = Catalog(self._place).look()
         if not (contents.backups or contents.unreadable or entries_of(self._place, OBJECTS)):
             raise NoBackupError("it holds no backup", path=self._place.shown, cause="The address may be misspelt.")
         check_store(contents.backups, self._wanted.store_id, self._place.shown)
+        refuse_other_versions(self._place, contents.unreadable)
         self.go_on()
 
     def names(self) -> list[str]:
@@ -156,8 +164,8 @@ def search_place(place: Place, wanted: SoughtKeys) -> ErasedCopy:
 
 def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], clock: Clock) -> ErasedCopy:
     """Erase keys from a place of backups. make: makes a backup there of the store, in which they are erased, of whole
-    partitions. Raises NoBackupError, ForeignPartitionError, and what `make` raises: then nothing was removed;
-    BackupTargetError: then the call has to be repeated."""
+    partitions. Raises NoBackupError, ForeignPartitionError, UnsupportedVersionError, and what `make` raises: then
+    nothing was removed; BackupTargetError: then the call has to be repeated."""
     # place.1
     search = _Search(place, wanted)
     search.begin()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from recovery.backup.drills import LastDrill, drill_names, note_drill
 from recovery.backup.erase import ErasedCopy, erase_place, erase_standby, search_place, search_standby
 from recovery.backup.make import Made
-from recovery.backup.manifest import OBJECTS, RUNNING
+from recovery.backup.manifest import FORMAT, OBJECTS, RUNNING, manifest_name
 from recovery.backup.repository import list_backups, prune, running_name
 from recovery.backup.writer import Writer
 from recovery.base.clock import SystemClock
@@ -21,6 +23,7 @@ from recovery.errors import (
     NoBackupError,
     StandbyDirectoryError,
     TakenOverError,
+    UnsupportedVersionError,
 )
 from recovery.operational.runs import RunHistory
 from recovery.operational.steps.step_edits import audit
@@ -292,6 +295,19 @@ def test_what_is_no_copy_of_the_store_is_refused(copies, tmp_path):
         search_standby(copies.standby, other)
     with pytest.raises(StandbyDirectoryError):
         erase_standby(copies.directory, copies.wanted, SystemClock())
+
+
+def test_a_backup_of_a_newer_version_is_refused(copies):
+    """It may list any object; nothing is removed, and no backup is made."""
+    assert erased(copies.directory) is not None
+    path = copies.root / "place" / manifest_name(list_backups(copies.place).manifests[0].id)
+    value = json.loads(gzip.decompress(path.read_bytes()))
+    path.write_bytes(gzip.compress(json.dumps(value | {"format": FORMAT + 1}).encode()))
+    before = {path: path.read_bytes() for path in (copies.root / "place").rglob("*") if path.is_file()}
+    for call in (copies.erase, lambda: search_place(copies.place, copies.wanted)):
+        with pytest.raises(UnsupportedVersionError, match=f"format {FORMAT + 1}"):
+            call()
+    assert {path: path.read_bytes() for path in (copies.root / "place").rglob("*") if path.is_file()} == before
 
 
 def test_records_of_failed_runs_in_copies_are_found(make_store, tmp_path):
