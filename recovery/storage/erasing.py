@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 
 from recovery.base.ids import PartitionIndex
-from recovery.host.storage_errors import storage_errors
+from recovery.base.untrusted_paths import read_received
 from recovery.planning.redaction import NamedAs, named_as, redacted
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.epoch_log import overlaid
@@ -24,6 +24,7 @@ from recovery.storage.sqlite.transfer.changes_file import reading_changes
 from recovery.values.keys import partition_of
 
 RECORDS = "SELECT content FROM states WHERE content IS NOT NULL AND instr(state_id, 'runs/')"
+MOST_NOTE_BYTES = 1 << 16
 CHANGED = "SELECT DISTINCT step_id, state_key FROM changed"
 
 
@@ -77,12 +78,10 @@ def changes_hold(path: Path, wanted: SoughtKeys) -> bool:
 
 
 def text_holds(path: Path, wanted: SoughtKeys) -> bool:
-    """Return whether a note names any of the keys, or cannot be read. Raises StorageError."""
-    with storage_errors(path):
-        content = path.read_bytes()
+    """Return whether a note names any of the keys, or is none that this package has written."""
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
+        found = json.loads(read_received(path, MOST_NOTE_BYTES))
+    except (OSError, ValueError, RecursionError):
         return True
     return bool(redacted(found, wanted.words) != found)
 
