@@ -96,6 +96,9 @@ def erase_command(
     keys = tuple(KeyToErase(step, text) for text in texts for step in (steps or (None,)))
     if not keys:
         raise click.UsageError("Give --key or --key-file.")
+    if "" in texts and not steps:
+        # A variable of a script that is not set.
+        raise click.UsageError("The key is empty: that of the rows that a condition puts aside. Name their --step.")
     refuse_hydrating(directory, "erase")
     store = store_at(directory, access)
     first, *others = plan_resume(store.found()).partitions

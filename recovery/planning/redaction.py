@@ -36,8 +36,11 @@ class NamedAs(NamedTuple):
 
 def named_as(key: str) -> tuple[NamedAs, ...]:
     """Return the forms in which errors name a key: quoted, as the value of its columns, and by itself."""
+    if not key:
+        # Any error may quote an empty text.
+        return (NamedAs(f"key {key!r}"),)
     quoted = shown(key), f"{key!r:.80}"
-    words = [f"key {key}"] if key else []
+    words = [f"key {key}"]
     if len(key) >= SHORTEST and not re.fullmatch(r"[\d.,+-]*", key):
         words.append(key)
     columns: list[str] = []

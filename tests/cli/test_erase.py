@@ -180,6 +180,10 @@ def test_keys_come_from_a_file_or_a_pipe(store, tmp_path):
     assert json.loads(done.stdout)["keys_not_found"] == []
     assert erase(store, "--key-file", tmp_path, "--yes").exit_code == ConfigurationError.exit_code
     assert erase(store, "--yes").exit_code == 2
+    unset = erase(store, "--key", "", "--yes")
+    assert unset.exit_code == 2
+    assert "--step" in unset.stderr
+    assert erase(store, "--key", "", "--step", STEP, "--yes").exit_code == StateNotFoundError.exit_code
 
 
 def test_half_a_key_is_another_key(store, monkeypatch):

@@ -44,6 +44,7 @@ def test_errors_that_name_the_key(key, text):
         ("fail", "it has failed"),
         ("no", "there is no file"),
         ("", "key 'k'"),
+        ("", "invalid literal for int() with base 10: ''"),
         ('["UA","user-81"]', "key ('UA', 'user-812')"),
         ("[not json", "key 'k'"),
         ("[1", "key 'k'"),
