@@ -141,7 +141,7 @@ def _ask(directory: Path, found: Sequence[Found], recorded: InHistory, copies: _
         tell(_table(found))
         ask(f"Erase {_counts(found)} of {directory}{also}, at every epoch? Nothing brings them back.", False)
     elif any(recorded):
-        ask(f"{_recorded_text(recorded)}. Erase that of {directory}{also}? Nothing brings it back.", False)
+        ask(f"{_recorded_text(recorded)}. Erase the rest of the key in {directory}{also}?", False)
     else:
         held = [each for each in copies.searched(tried=True) if each.held]
         for each in held:
@@ -153,7 +153,7 @@ def _ask(directory: Path, found: Sequence[Found], recorded: InHistory, copies: _
 
 
 def _recorded_text(recorded: InHistory) -> str:
-    records = f"{counted(recorded.records, 'record')} of the run history name the key" if recorded.records else ""
+    records = f"the run history names the key in {counted(recorded.records, 'record')}" if recorded.records else ""
     unfinished = "an erasure that did not come to its end is to be completed" if recorded.is_unfinished else ""
     return "; ".join(filter(None, (records, unfinished)))
 

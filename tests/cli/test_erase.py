@@ -138,11 +138,11 @@ def test_records_that_name_the_key_are_shown_and_asked_for(store):
     looked = erase(store, *words, "--dry-run", "--json")
     assert looked.exit_code == 0, looked.output
     assert json.loads(looked.stdout)["records"] == 1
-    assert "1 record of the run history" in erase(store, *words, "--dry-run").stdout
+    assert "names the key in 1 record" in erase(store, *words, "--dry-run").stdout
     before = content(store)
     asked = erase(store, *words)
     assert asked.exit_code == ConfigurationError.exit_code
-    assert "1 record of the run history" in asked.stderr
+    assert "names the key in 1 record" in asked.stderr
     assert content(store) == before
     done = erase(store, *words, "--yes", "--json")
     assert json.loads(done.stdout)["records"] == 1
