@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -103,30 +103,30 @@ def erase_command(
     store = store_at(directory, access)
     first, *others = plan_resume(store.found()).partitions
     wanted = SoughtKeys(keys, first.store_id, len(others) + 1)
-    found, native = look(store, keys), has_spark_state(store)
-    recorded = in_history(store, keys, SystemClock())
-    from recovery.backup.note import forget_last_drill
-
+    seen = _Seen(
+        directory,
+        keys,
+        look(store, keys),
+        in_history(store, keys, SystemClock()),
+        has_spark_state(store),
+        _unnamed(directory, [*places, *map(str, standbys)]),
+    )
     copies = _Copies(directory, access, wanted, places, standbys)
-    unnamed = _unnamed(directory, [*places, *map(str, standbys)])
     if dry_run:
         there = copies.searched()
-        if not found and not any(recorded) and not any(each.held or each.left for each in there):
+        if not seen and not any(each.held or each.left for each in there):
             raise nothing_found(store)
-        _report(directory, found, recorded, None, there, True, as_json, native, unnamed, keys)
+        _report(seen, None, there, dry_run, as_json)
         return
     store.check_free()
     if not yes:
-        _ask(directory, found, recorded, copies)
+        _ask(seen, copies)
     done = erase(store, keys, SystemClock(), required=not copies)
     there = copies.erased()
     if done is None and not any(each.held or each.left for each in there):
         raise nothing_found(store)
-    # The backup of a place has brought the note of its last drill here, before the place lost it.
-    forget_last_drill(directory, lambda found: any(word.is_in(found) for word in wanted.words))
-    _report(
-        directory, found if done is None else done.found, recorded, done, there, False, as_json, native, unnamed, keys
-    )
+    _forget_drill(directory, wanted)
+    _report(seen if done is None else replace(seen, found=done.found), done, there, dry_run, as_json)
     if any(each.left for each in there):
         error = _incomplete(there)
         if not as_json:
@@ -134,22 +134,38 @@ def erase_command(
         raise SystemExit(error.exit_code)
 
 
-def _ask(directory: Path, found: Sequence[Found], recorded: InHistory, copies: _Copies) -> None:
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What there is of the keys besides copies. native: there is state of Spark's own operators. unnamed: known copies
+    that the command does not name."""
+
+    directory: Path
+    keys: Sequence[KeyToErase]
+    found: Sequence[Found]
+    recorded: InHistory
+    native: bool
+    unnamed: Sequence[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.found) or any(self.recorded)
+
+
+def _ask(seen: _Seen, copies: _Copies) -> None:
     """Show what would be erased, and ask. Where the directory has nothing, the copies are searched for that first."""
     also = " and of the named copies" if copies else ""
-    if found:
-        tell(_table(found))
-        ask(f"Erase {_counts(found)} of {directory}{also}, at every epoch? Nothing brings them back.", False)
-    elif any(recorded):
-        ask(f"{_recorded_text(recorded)}. Erase the rest of the key in {directory}{also}?", False)
+    if seen.found:
+        tell(_table(seen.found))
+        question = f"Erase {_counts(seen.found)} of {seen.directory}{also}, at every epoch? Nothing brings them back."
+    elif seen:
+        question = f"{_recorded_text(seen.recorded)}. Erase the rest of the key in {seen.directory}{also}?"
     else:
         held = [each for each in copies.searched(tried=True) if each.held]
         for each in held:
             tell(one_line(_copy_text(each, True)))
-        if held:
-            ask(
-                f"{directory} has nothing of the key. Erase it from {'; '.join(each.location for each in held)}?", False
-            )
+        if not held:
+            return
+        question = f"{seen.directory} has nothing of the key. Erase it from {'; '.join(at.location for at in held)}?"
+    ask(question, False)
 
 
 def _recorded_text(recorded: InHistory) -> str:
@@ -263,21 +279,12 @@ def _tried(location: str, work: Callable[[], ErasedCopy]) -> ErasedCopy:
         return ErasedCopy(location, left=(location,), why=error.found)
 
 
-def _report(
-    directory: Path,
-    found: Sequence[Found],
-    recorded: InHistory,
-    done: Erased | None,
-    copies: Sequence[ErasedCopy],
-    dry_run: bool,
-    as_json: bool,
-    native: bool,
-    unnamed: Sequence[str],
-    keys: Sequence[KeyToErase],
-) -> None:
-    texts = list(dict.fromkeys(each.key for each in keys))
-    there = {keys[position].key for each in found for position in each.keys}
+def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_run: bool, as_json: bool) -> None:
+    found, recorded, directory = seen.found, seen.recorded, seen.directory
+    texts = list(dict.fromkeys(each.key for each in seen.keys))
+    there = {seen.keys[position].key for each in found for position in each.keys}
     missing = [number for number, text in enumerate(texts, 1) if text not in there]
+    records = recorded.records if dry_run else 0 if done is None else done.records
     if as_json:
         facts: dict[str, Any] = {
             "directory": str(directory),
@@ -287,11 +294,11 @@ def _report(
             "keys": len(texts),
             "keys_not_found": missing,
             "execution": None if done is None else done.execution,
-            "records": (recorded.records if dry_run else 0) if done is None else done.records,
+            "records": records,
             "unfinished": recorded.is_unfinished,
             "copies": [each.as_json() for each in copies],
-            "not_named": list(unnamed),
-            "spark_state": native,
+            "not_named": list(seen.unnamed),
+            "spark_state": seen.native,
             "complete": not dry_run and not any(each.left for each in copies),
         }
         print_json(facts)
@@ -300,21 +307,29 @@ def _report(
         say(_table(found))
     if found:
         say(one_line(f"{'would erase' if dry_run else 'erased'} {_counts(found)} of {directory}, at every epoch"))
-    elif not (dry_run and any(recorded)):
+    elif not (dry_run and seen):
         say(one_line(f"{directory}: nothing of the key is left"))
     if dry_run and any(recorded):
         say(_recorded_text(recorded))
-    if done is not None and done.records:
-        say(f"the key is taken out of {counted(done.records, 'record')} of the run history")
+    elif records:
+        say(f"the key is taken out of {counted(records, 'record')} of the run history")
     for each in copies:
         say(one_line(_copy_text(each, dry_run)))
     if found and missing:
         numbers = ", ".join(map(str, missing[:20])) + (", …" if len(missing) > 20 else "")
         tell(f"of {counted(len(texts), 'key')}, {directory} had nothing of number {numbers} in the order given")
-    for place in unnamed:
+    for place in seen.unnamed:
         tell(one_line(f"{place} has copies of {directory}: erase there too, a place with --place"))
-    if native:
+    if seen.native:
         tell("the flow has state of Spark's own operators, which was not looked at: see docs/erase.md")
+
+
+def _forget_drill(directory: Path, wanted: SoughtKeys) -> None:
+    """Remove the note of the last drill if it names a key. The backup of a place has brought the note to the directory
+    before the place lost it."""
+    from recovery.backup.note import forget_last_drill
+
+    forget_last_drill(directory, lambda found: any(word.is_in(found) for word in wanted.words))
 
 
 def _copy_text(copy: ErasedCopy, dry_run: bool) -> str:
