@@ -10,7 +10,8 @@ place.4 Remove the manifests that list an object which holds a key, then prune w
 place.5 Search again, until there is no object that was not searched.
 
 What a backup that goes had besides is in the new one, for the epochs that the store still holds; older epochs are no
-longer restored from this place. Killed at any step, the same call completes it.
+longer restored from this place. Killed at any step, the same call completes it; killed while it makes the backup, once
+the note of that backup is a day old.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from recovery.base.clock import SystemClock
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
 from recovery.operational.steps.erasing import erase
 from recovery.planning.measures import Measure
+from recovery.planning.resume import too_old
 from recovery.storage import glance
 from recovery.storage.glance import Glances, stamp_of
 from recovery.storage.initialize import init_partitions
@@ -174,3 +175,19 @@ def test_an_erasure_changes_older_epochs(tmp_path):
     next_tick(directory, tmp_path / "probe")
     assert erase(Store(directory), [KeyToErase(STEP, "who")], SystemClock()) is not None
     assert answers(directory, glances) == answers(directory)
+
+
+def test_a_partition_that_is_too_old_counts_once(tmp_path):
+    """It is looked at again, and the progress of a look never says more files than there are."""
+    directory = tmp_path / "db"
+    init_partitions(directory, 2)
+    with Driver(directory, (STEP,)) as run:
+        run.close(1)
+    old = (directory / "part-1.sqlite3").read_bytes()
+    with Driver(directory, (STEP,)) as run:
+        for batch in (2, 3, 4):
+            run.close(batch, floor=batch - 1)
+    (directory / "part-1.sqlite3").write_bytes(old)
+    glances = Glances(SystemClock())
+    assert len(too_old(each.description for each in glances.scan(directory))) == 1
+    assert (glances.done, glances.count) == (2, 2)
