@@ -49,7 +49,7 @@ from recovery.host.scratch import scratch_directory
 from recovery.host.storage_errors import storage_errors
 from recovery.places.protocol import DRAFT, Place, UnreadableError
 from recovery.planning.backups import MOST_DIGITS, KeepRule
-from recovery.storage.erasing import SoughtKeys, changes_hold, partition_holds, text_holds
+from recovery.storage.erasing import SoughtKeys, changes_hold, partition_holds, rewrite, text_holds
 from recovery.storage.standby import is_standby
 
 ALL = KeepRule(count=10**MOST_DIGITS)
@@ -242,23 +242,34 @@ def search_standby(directory: Path, wanted: SoughtKeys) -> ErasedCopy:
         raise ForeignPartitionError(
             f"it is a standby of store {mark.store_id}, not of {wanted.store_id}", path=directory
         )
+    holding = tuple(path.name for path in _paths_in(directory, wanted) if partition_holds(path, wanted))
+    return ErasedCopy(str(directory), holding)
+
+
+def _paths_in(directory: Path, wanted: SoughtKeys) -> list[Path]:
     paths = (directory / f"part-{index}.sqlite3" for index in wanted.partitions)
-    return ErasedCopy(
-        str(directory), tuple(path.name for path in paths if path.exists() and partition_holds(path, wanted))
-    )
+    return [path for path in paths if path.exists()]
 
 
 def erase_standby(directory: Path, wanted: SoughtKeys, clock: Clock) -> ErasedCopy:
     """Erase keys from a standby, by following its place, from which they are erased already: what it lacks is a whole
-    copy, which takes the place of each file."""
+    copy, which takes the place of each file. Then rewrite the files: changes that were applied have left deleted rows
+    in free pages."""
     before = search_standby(directory, wanted)
     why = "the place that it follows has no backup without the key: name that with --place"
+    kept: dict[str, str] = {}
     try:
         with Follower(directory, None, clock) as follower:
             look = follower.look()
+            for path in _paths_in(directory, wanted):
+                try:
+                    rewrite(path)
+                except RecoveryError as error:
+                    kept[path.name] = error.found
         if look.missed:
             why = look.missed[0].why
     except RecoveryError as error:
         why = error.found
     after = search_standby(directory, wanted)
-    return ErasedCopy(before.location, before.held, left=after.held, why=why if after.held else "")
+    left = tuple(dict.fromkeys((*after.held, *kept)))
+    return ErasedCopy(before.location, before.held, left=left, why=why if after.held else next(iter(kept.values()), ""))

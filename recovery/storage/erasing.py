@@ -16,7 +16,8 @@ from recovery.base.untrusted_paths import read_received
 from recovery.planning.redaction import NamedAs, named_as, redacted
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.epoch_log import overlaid
-from recovery.storage.sqlite.erase import Wanted, count_rows
+from recovery.storage.sqlite.erase import Wanted, count_rows, scrub
+from recovery.storage.sqlite.file.connections import connect
 from recovery.storage.sqlite.file.opening import has_states
 from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import snapshot, translated
@@ -67,6 +68,13 @@ def partition_holds(path: Path, wanted: SoughtKeys) -> bool:
             return has_states(connection) and _names(connection, wanted)
 
     return bool(rows_in(path, wanted.keys)) or read_partition(path, names)
+
+
+def rewrite(path: Path) -> None:
+    """Rewrite a partition without what rows that were deleted before have left in its free pages, and empty its log.
+    Nobody else may write to the file. Raises StorageError if a reader keeps the log from being emptied."""
+    with contextlib.closing(connect(path, "rw")) as connection:
+        scrub(connection, path)
 
 
 def changes_hold(path: Path, wanted: SoughtKeys) -> bool:

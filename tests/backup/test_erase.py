@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import apsw
 import pytest
 
 from recovery.backup.drills import LastDrill, drill_names, note_drill
@@ -49,7 +51,7 @@ from tests.operational.person import (
     traces,
 )
 from tests.shares import seeds
-from tests.stores import STEP, Driver, problems, window
+from tests.stores import STEP, Driver, paths_of, problems, window
 
 COUNT = 2
 
@@ -279,6 +281,36 @@ def test_a_standby_gets_files_without_the_key(copies):
     assert traces(copies.standby, SECRET) == []
     assert problems(copies.standby) == []
     assert newest_state(copies.standby) == newest_state(copies.directory)
+
+
+def test_a_standby_loses_what_applied_changes_left_in_free_pages(make_store, tmp_path, monkeypatch):
+    """A row that the changes deleted is none any more, and its bytes go too; following goes on from there."""
+    directory, place, standby = make_store(1), DirectoryPlace(tmp_path / "place"), tmp_path / "standby"
+
+    def go_on(*batches: tuple[dict, int]) -> None:
+        with Driver(directory, (STEP,), backup_interval_s=3600.0) as run:
+            for changes, floor in batches:
+                run.apply(run.epoch, changes)
+                run.close(run.epoch, floor=floor, notes_made=True)
+        back_up(directory, place, incremental=True)
+        followed(tmp_path / "place", standby)
+
+    many = {f"k{number}": "x" * 200 for number in range(200)}
+    go_on(({**many, PERSON: f'"{SECRET}"'}, 0))
+    go_on((dict.fromkeys([*many, PERSON]), 1), ({"k1": "1"}, 2), ({"k1": "2"}, 3))
+    sought = SoughtKeys(EVERYWHERE, wanted(directory).store_id, 1)
+    assert search_standby(standby, sought).held == ()
+    assert traces(standby, SECRET)
+    monkeypatch.setattr("recovery.storage.sqlite.file.connections.BUSY_TIMEOUT_MS", 50)
+    with closing(apsw.Connection(str(paths_of(standby)[0]))) as reader:
+        reader.execute("BEGIN; SELECT count(*) FROM snaps").fetchall()
+        kept = erase_standby(standby, sought, SystemClock())
+    assert kept.left == ("part-0.sqlite3",)
+    assert "log still holds" in kept.why
+    assert erase_standby(standby, sought, SystemClock()) == ErasedCopy(str(standby))
+    assert traces(standby, SECRET) == problems(standby) == []
+    go_on(({"k2": "3"}, 3))
+    assert newest_state(standby) == newest_state(directory)
 
 
 def test_what_is_no_copy_of_the_store_is_refused(copies, tmp_path):
