@@ -158,7 +158,7 @@ class Partition:
             raise CorruptPartitionError(f"it cannot start at epoch {execution.resume_epoch}", path=self.path)
         self.epochs = [each for each in self.epochs if each.epoch <= last]
         self.snapshots = {epoch: states for epoch, states in self.snapshots.items() if epoch <= last}
-        self.fold(self.collected if execution.backup_interval_s or erases else Epoch(last))
+        self.fold(self.collected if execution.backup_interval_s or execution.erases else Epoch(last))
         for states in (states for steps in self.snapshots.values() for states in steps.items()):
             for key in [key for key in states[1] if Wanted(erases).has(states[0], key)]:
                 del states[1][key]

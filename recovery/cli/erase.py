@@ -31,6 +31,7 @@ from recovery.operational.steps.erasing import (
     Erased,
     Found,
     InHistory,
+    documents,
     erase,
     has_spark_state,
     in_history,
@@ -64,6 +65,9 @@ MOST_BYTES = 64 << 20
              "of a shell shows them.")  # fmt: skip
 @option("--step", "steps", metavar="STEP", multiple=True, without="every step that has the key",
         help="Only in this step and its quarantine.")  # fmt: skip
+@option("--state", "states", metavar="GLOB", multiple=True, without="no operational state",
+        help="Also the [operational state](operational-state.md) whose id matches, in all environments, with what "
+             "removed state has left: `*` any characters, `?` one, `[abc]` one of these.")  # fmt: skip
 @option("--place", "places", metavar="DEST", multiple=True,
         help="Also in this [place of backups](backup.md), which `backup` or --replicate fills: make a backup without "
              "the key, and remove those that hold it.")  # fmt: skip
@@ -79,6 +83,7 @@ def erase_command(
     given: tuple[str, ...],
     key_file: str | None,
     steps: tuple[str, ...],
+    states: tuple[str, ...],
     places: tuple[str, ...],
     standbys: tuple[Path, ...],
     dry_run: bool,
@@ -94,19 +99,20 @@ def erase_command(
     """
     texts = list(dict.fromkeys((*given, *_read(key_file))))
     keys = tuple(KeyToErase(step, text) for text in texts for step in (steps or (None,)))
-    if not keys:
-        raise click.UsageError("Give --key or --key-file.")
+    if not (keys or states):
+        raise click.UsageError("Give --key, --key-file or --state.")
     if "" in texts and not steps:
         # A variable of a script that is not set.
         raise click.UsageError("The key is empty: that of the rows that a condition puts aside. Name their --step.")
     refuse_hydrating(directory, "erase")
     store = store_at(directory, access)
     first, *others = plan_resume(store.found()).partitions
-    wanted = SoughtKeys(keys, first.store_id, len(others) + 1)
+    wanted = SoughtKeys(keys, first.store_id, len(others) + 1, states)
     seen = _Seen(
         directory,
         keys,
         look(store, keys),
+        documents(store, states, SystemClock()) if states else [],
         in_history(store, keys, SystemClock()),
         has_spark_state(store),
         _unnamed(directory, [*places, *map(str, standbys)]),
@@ -121,7 +127,7 @@ def erase_command(
     store.check_free()
     if not yes:
         _ask(seen, copies)
-    done = erase(store, keys, SystemClock(), required=not copies)
+    done = erase(store, keys, SystemClock(), states=states, required=not copies)
     there = copies.erased()
     if done is None and not any(each.held or each.left for each in there):
         raise nothing_found(store)
@@ -136,26 +142,29 @@ def erase_command(
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What there is of the keys besides copies. native: there is state of Spark's own operators. unnamed: known copies
-    that the command does not name."""
+    """What there is of the keys besides copies. ids: of documents of operational state that are to go. native: there is
+    state of Spark's own operators. unnamed: known copies that the command does not name."""
 
     directory: Path
     keys: Sequence[KeyToErase]
     found: Sequence[Found]
+    ids: Sequence[str]
     recorded: InHistory
     native: bool
     unnamed: Sequence[str]
 
     def __bool__(self) -> bool:
-        return bool(self.found) or any(self.recorded)
+        return bool(self.found or self.ids) or any(self.recorded)
 
 
 def _ask(seen: _Seen, copies: _Copies) -> None:
     """Show what would be erased, and ask. Where the directory has nothing, the copies are searched for that first."""
     also = " and of the named copies" if copies else ""
-    if seen.found:
-        tell(_table(seen.found))
-        question = f"Erase {_counts(seen.found)} of {seen.directory}{also}, at every epoch? Nothing brings them back."
+    if seen.found or seen.ids:
+        if seen.found:
+            tell(_table(seen.found))
+        what = f"{_counts(seen.found, seen.ids)} of {seen.directory}{also}"
+        question = f"Erase {what}, at every epoch? Nothing brings them back."
     elif seen:
         question = f"{_recorded_text(seen.recorded)}. Erase the rest of the key in {seen.directory}{also}?"
     else:
@@ -280,7 +289,7 @@ def _tried(location: str, work: Callable[[], ErasedCopy]) -> ErasedCopy:
 
 
 def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_run: bool, as_json: bool) -> None:
-    found, recorded, directory = seen.found, seen.recorded, seen.directory
+    found, ids, recorded, directory = seen.found, seen.ids, seen.recorded, seen.directory
     texts = list(dict.fromkeys(each.key for each in seen.keys))
     there = {seen.keys[position].key for each in found for position in each.keys}
     missing = [number for number, text in enumerate(texts, 1) if text not in there]
@@ -293,6 +302,8 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
             "found": [each.as_json() for each in found],
             "keys": len(texts),
             "keys_not_found": missing,
+            "states": len(ids),
+            "state_ids": list(ids) if dry_run else [],
             "execution": None if done is None else done.execution,
             "records": records,
             "unfinished": recorded.is_unfinished,
@@ -305,8 +316,11 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
         return
     if dry_run and found:
         say(_table(found))
-    if found:
-        say(one_line(f"{'would erase' if dry_run else 'erased'} {_counts(found)} of {directory}, at every epoch"))
+    if dry_run:
+        for state_id in ids:
+            say(one_line(f"operational state {state_id}"))
+    if found or ids:
+        say(one_line(f"{'would erase' if dry_run else 'erased'} {_counts(found, ids)} of {directory}, at every epoch"))
     elif not (dry_run and seen):
         say(one_line(f"{directory}: nothing of the key is left"))
     if dry_run and any(recorded):
@@ -356,9 +370,11 @@ def _table(found: Sequence[Found]) -> str:
     return table(("step", "what", "rows", "epochs"), rows)
 
 
-def _counts(found: Sequence[Found]) -> str:
+def _counts(found: Sequence[Found], ids: Sequence[str]) -> str:
     steps = len({each.step for each in found})
-    return f"{counted(sum(each.rows for each in found), 'row')} in {counted(steps, 'step')}"
+    rows = f"{counted(sum(each.rows for each in found), 'row')} in {counted(steps, 'step')}"
+    states = counted(len(ids), "operational state")
+    return " and ".join(text for text, there in ((rows, found), (states, ids)) if there)
 
 
 def _unnamed(directory: Path, named: Sequence[str]) -> list[str]:

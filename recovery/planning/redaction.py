@@ -1,4 +1,5 @@
-"""Taking keys out of texts that name them: errors in the run history, and in the notes of drills."""
+"""What an erasure takes out besides rows: texts of the run history and of notes that name a key, and documents by their
+ids."""
 
 from __future__ import annotations
 
@@ -6,11 +7,15 @@ import contextlib
 import json
 import re
 from collections.abc import Collection
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from recovery.errors import shown
 
 ERASED = "(erased)"
+_ENVIRONMENT = re.compile("@[^/]*/")
+_OWN = ("hwm", "rewinds", "origin")
+"""Documents that hold what belongs to no single subject."""
 DEEPEST = 100
 """The deepest nesting that is looked into."""
 SHORTEST = 4
@@ -55,6 +60,15 @@ def named_as(key: str) -> tuple[NamedAs, ...]:
 
 def _number(value: Any) -> Any:
     return int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value) else value
+
+
+def is_selected(state_id: str, patterns: Collection[str]) -> bool:
+    """Return whether one of these globs selects a document of operational state, in whatever environment it is. The run
+    history and the documents of marks, rewinds and origin are never selected."""
+    name = _ENVIRONMENT.sub("", state_id, count=1)
+    if name in _OWN or name.startswith("runs/"):
+        return False
+    return any(fnmatchcase(name, each) for each in patterns)
 
 
 def redacted(value: Any, words: Collection[NamedAs]) -> Any:

@@ -13,7 +13,7 @@ import apsw
 
 from recovery.base.ids import PartitionIndex
 from recovery.base.untrusted_paths import read_received
-from recovery.planning.redaction import NamedAs, named_as, redacted
+from recovery.planning.redaction import NamedAs, is_selected, named_as, redacted
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.epoch_log import overlaid
 from recovery.storage.sqlite.erase import Wanted, count_rows, scrub
@@ -26,20 +26,23 @@ from recovery.values.keys import partition_of
 
 RECORDS = "SELECT content FROM states WHERE content IS NOT NULL AND instr(state_id, 'runs/')"
 MOST_NOTE_BYTES = 1 << 16
+DOCUMENTS = "SELECT state_id FROM states"
 CHANGED = "SELECT DISTINCT step_id, state_key FROM changed"
 
 
 @dataclass(frozen=True, slots=True)
 class SoughtKeys:
-    """Keys to search for in copies of a store. count: the number of its partitions."""
+    """What to search for in copies of a store: keys, and documents of operational state by the globs in `states`.
+    count: the number of the store's partitions."""
 
     keys: tuple[KeyToErase, ...]
     store_id: str
     count: int
+    states: tuple[str, ...] = ()
 
     @property
     def partitions(self) -> list[PartitionIndex]:
-        """The partitions whose copies can hold something: those of the keys, and that of the run history."""
+        """The partitions whose copies can hold something: those of the keys, and that of the operational state."""
         return sorted({PartitionIndex(0), *(partition_of(each.key, self.count) for each in self.keys)})
 
     @property
@@ -60,8 +63,8 @@ def rows_in(path: Path, keys: Sequence[KeyToErase]) -> list[HeldRows]:
 
 
 def partition_holds(path: Path, wanted: SoughtKeys) -> bool:
-    """Return whether a partition holds any of the keys, or a record of a run names one. Raises CorruptPartitionError
-    or StorageError."""
+    """Return whether a partition holds any of the keys or documents, or a record of a run names a key. Raises
+    CorruptPartitionError or StorageError."""
 
     def names(connection: apsw.Connection) -> bool:
         with translated(path):
@@ -78,8 +81,8 @@ def rewrite(path: Path) -> None:
 
 
 def changes_hold(path: Path, wanted: SoughtKeys) -> bool:
-    """Return whether a changes file has rows of any of the keys, or a record of a run that names one. Raises what
-    `read_links` raises."""
+    """Return whether a changes file has rows of any of the keys, one of the documents, or a record of a run that names
+    a key. Raises what `read_links` raises."""
     with contextlib.closing(reading_changes(path)) as connection, translated(path):
         keys = Wanted(wanted.keys)
         return any(keys.has(*row) for row in connection.execute(CHANGED)) or _names(connection, wanted)
@@ -95,6 +98,8 @@ def text_holds(path: Path, wanted: SoughtKeys) -> bool:
 
 
 def _names(connection: apsw.Connection, wanted: SoughtKeys) -> bool:
+    if any(is_selected(state_id, wanted.states) for (state_id,) in connection.execute(DOCUMENTS)):
+        return True
     contents = (_parsed(content) for (content,) in connection.execute(RECORDS))
     return any(redacted(content, wanted.words) != content for content in contents)
 

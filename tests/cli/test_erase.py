@@ -73,6 +73,42 @@ def test_a_person_is_erased(store, tmp_path):
     assert again.exit_code == StateNotFoundError.exit_code
 
 
+def test_operational_state_is_erased_by_its_ids(store, tmp_path):
+    """With what removed state has left, in every environment and at every copy; the record of it says how many. A glob
+    never selects the run history, marks or rewinds."""
+    place, standby = tmp_path / "place", tmp_path / "standby"
+    for words in (["people/ada"], ["people/gone"], ["people/ada", "--environment", "dev"], ["others/bob"]):
+        assert command("state", "set", store, words[0], f'{{"of": "{SECRET}"}}', *words[1:]).exit_code == 0
+    assert command("state", "clear", store, "people/gone", "--yes").exit_code == 0
+    assert command("hwm", "set", store, "people/mark", "5").exit_code == 0
+    for _ in range(2):
+        assert command("backup", store, place, "--incremental").exit_code == 0
+        assert command("state", "set", store, "people/later", '"x"').exit_code == 0
+    assert command("follow", place, standby, "--once").exit_code == 0
+    copies = ["--place", place, "--standby", standby]
+
+    looked = json.loads(erase(store, "--state", "people/*", *copies, "--dry-run", "--json").stdout)
+    assert looked["state_ids"] == ["@dev/people/ada", "people/ada", "people/gone", "people/later"]
+    assert [len(each["held"]) > 0 for each in looked["copies"]] == [True, True]
+    done = erase(store, "--state", "people/*", *copies, "--yes", "--json")
+    said = json.loads(done.stdout)
+    assert (done.exit_code, said["states"], said["state_ids"], said["complete"]) == (0, 4, [], True)
+    assert len(json.loads(command("backup", "--list", place, "--json").stdout)["backups"]) == 1
+    assert command("restore", place, tmp_path / "restored").exit_code == 0
+    for each in (store, standby, tmp_path / "restored"):
+        assert traces(each, "people/ada") == traces(each, "people/gone") == traces(each, "people/later") == []
+        assert traces(each, "others/bob")
+    assert problems(store) == problems(standby) == []
+    assert command("drill", place).exit_code == 0
+
+    assert erase(store, "--state", "people/*", *copies, "--yes").exit_code == StateNotFoundError.exit_code
+    every = json.loads(erase(store, "--state", "*", "--yes", "--json").stdout)
+    assert every["states"] == 1
+    assert command("hwm", "get", store, "people/mark").stdout.strip() == "5"
+    newest, *_ = json.loads(command("runs", "list", store, "--json").stdout)
+    assert newest["details"]["states"] == 1
+
+
 def test_the_command_shows_what_it_would_erase_and_asks(store):
     """Without an answer, and with a no, nothing changes."""
     before = content(store)

@@ -1,7 +1,8 @@
 """Erasing keys from a store, at every epoch that it holds.
 
 erase.1  Lock the store, check its partitions, and look where the keys are.
-erase.2  Record in the run history that an erasure begins; take the keys out of the errors there.
+erase.2  Record in the run history that an erasure begins; take the keys out of the errors there, and remove documents
+         of operational state.
 erase.3  Begin an execution that erases. In one transaction, the partition that has a key loses all its rows, at every
          epoch, and records the execution.
 erase.4  Rewrite all files, so that no byte of those rows is left.
@@ -13,7 +14,7 @@ any step. After a kill, the same call does what is left: its record in the run h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -23,10 +24,11 @@ from recovery.base.clock import Clock
 from recovery.base.reserved import CHECKPOINT_STEP, quarantined_step
 from recovery.epochs.execution import new_execution
 from recovery.errors import RecoveryError, StateNotFoundError
+from recovery.operational.ids import StateId
 from recovery.operational.runs import EDIT, SUCCEEDED, RunHistory
-from recovery.operational.steps.step_edits import audit, check_used, check_whole, current_user
+from recovery.operational.steps.step_edits import audit, backend_of, check_used, check_whole, current_user
 from recovery.planning.going_back import kept_interval_s
-from recovery.planning.redaction import NamedAs, named_as
+from recovery.planning.redaction import NamedAs, is_selected, named_as
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import ERASURE, PartitionDescription
 from recovery.storage.connect import SCRATCH_NAME
@@ -54,11 +56,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """A finished erasure: what there was, its execution, and how many records of the run history named a key."""
+    """A finished erasure: what there was, its execution, how many records of the run history named a key, and how many
+    documents of operational state were removed."""
 
     found: tuple[Found, ...]
     execution: int
     records: int
+    states: int = 0
 
 
 class InHistory(NamedTuple):
@@ -100,9 +104,17 @@ def _words(keys: Sequence[KeyToErase]) -> list[NamedAs]:
     return [word for text in dict.fromkeys(each.key for each in keys) for word in named_as(text)]
 
 
-def erase(store: Store, keys: Sequence[KeyToErase], clock: Clock, *, required: bool = True) -> Erased | None:
-    """Erase keys, and return what was erased. None: there was nothing, and no erasure is unfinished; then nothing was
-    changed, and with `required` this raises StateNotFoundError.
+def documents(store: Store, patterns: Collection[str], clock: Clock) -> list[StateId]:
+    """Return the ids of the documents of operational state that globs select, removed ones too. Only reads. store: its
+    copies are chosen. Raises what the backend raises."""
+    return [each.state_id for each in backend_of(store, clock).list() if is_selected(each.state_id, patterns)]
+
+
+def erase(
+    store: Store, keys: Sequence[KeyToErase], clock: Clock, *, states: Collection[str] = (), required: bool = True
+) -> Erased | None:
+    """Erase keys, and documents of operational state by globs; return what was erased. None: there was nothing, and no
+    erasure is unfinished; then nothing was changed, and with `required` this raises StateNotFoundError.
 
     Raises DirectoryLockedError during a run, FlowMismatchError for a store that no flow has used, CorruptPartitionError
     for a damaged one, and what the backend of the run history raises: then nothing was changed. StorageError: run the
@@ -116,16 +128,19 @@ def erase(store: Store, keys: Sequence[KeyToErase], clock: Clock, *, required: b
         check_whole(plan, held)
         found = _look(held, plan.partitions, keys)
         history = audit(held, clock)
-        if not found and not any(_in_history(history, keys)):
+        ids = documents(held, states, clock)
+        if not (found or ids or any(_in_history(history, keys))):
             if required:
                 raise nothing_found(held)
             return None
         faults.reach("erase.1")
         # erase.2
         facts = {"what": PURPOSE, "keys": len({each.key for each in keys}), "rows": sum(each.rows for each in found)}
+        facts |= {"states": len(ids)} if ids else {}
         numbers = {"execution": plan.execution_number, "epoch": plan.resume_epoch}
         record = history.begin(str(plan.flow_id), EDIT, {**numbers, **facts, "by": current_user()})
         records = history.redact(_words(keys))
+        backend_of(held, clock).forget(ids)
         faults.reach("erase.2")
         # Owners take the record's end as long as they are held.
         with ExitStack() as connected:
@@ -137,7 +152,7 @@ def erase(store: Store, keys: Sequence[KeyToErase], clock: Clock, *, required: b
                 raise
             # erase.5
             record.end()
-    return Erased(found, plan.execution_number, records)
+    return Erased(found, plan.execution_number, records, len(ids))
 
 
 def _erase(store: Store, connected: ExitStack, plan: ResumePlan, keys: Sequence[KeyToErase], clock: Clock) -> None:

@@ -14,6 +14,7 @@ from recovery.base.ids import Epoch
 from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX, quarantined_step
 from recovery.epochs.writer import EpochWriter, StepKey
 from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError, StateValueError
+from recovery.operational.backends.backend import Backend
 from recovery.operational.backends.open import choose, open_backend
 from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
@@ -152,11 +153,15 @@ def _edit_by_force(
         return None
 
 
+def backend_of(store: Store, clock: Clock) -> Backend:
+    """Return the operational state of a store, whose copies `store.found` has chosen."""
+    chosen, retry = choose(store.directory, None), RetryPolicy()
+    return documents_of(store, clock, retry) if chosen == store.directory else open_backend(chosen, clock, retry)
+
+
 def audit(store: Store, clock: Clock) -> RunHistory:
     """Return the run history of a store, whose copies `store.found` has chosen."""
-    chosen, retry = choose(store.directory, None), RetryPolicy()
-    backend = documents_of(store, clock, retry) if chosen == store.directory else open_backend(chosen, clock, retry)
-    return RunHistory(backend, clock)
+    return RunHistory(backend_of(store, clock), clock)
 
 
 def close_audited(

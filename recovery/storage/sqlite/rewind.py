@@ -106,9 +106,9 @@ def begin(
         create_driver_table(connection)
         # All partitions hold the epoch, so none has to go back to an earlier one, unless the user wants to. Erasing
         # gives no epoch up.
-        floor = Epoch(collected if execution.backup_interval_s or erases else last)
+        floor = Epoch(collected if execution.backup_interval_s or execution.erases else last)
         fold_into_snaps(connection, path, Epoch(last), {}, floor)
-    if erases:
+    if execution.erases:
         erase_keys(connection, erases)
     insert_execution(connection, execution)
     bind(connection, execution.flow_id)
