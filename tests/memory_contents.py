@@ -12,7 +12,7 @@ from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.planning.measures import ClosedPartition, StepSize
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription, StepEdit
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, CloseRequest, KeyToErase
-from recovery.storage.sqlite.erase import belongs
+from recovery.storage.sqlite.erase import Wanted
 
 State = tuple[str | bytes, int | None]
 """A value and its timeout."""
@@ -158,9 +158,9 @@ class Partition:
             raise CorruptPartitionError(f"it cannot start at epoch {execution.resume_epoch}", path=self.path)
         self.epochs = [each for each in self.epochs if each.epoch <= last]
         self.snapshots = {epoch: states for epoch, states in self.snapshots.items() if epoch <= last}
-        self.fold(self.collected if execution.backup_interval_s else Epoch(last))
+        self.fold(self.collected if execution.backup_interval_s or execution.erases else Epoch(last))
         for states in (states for steps in self.snapshots.values() for states in steps.items()):
-            for key in [key for key in states[1] if any(belongs(states[0], key, each) for each in erases)]:
+            for key in [key for key in states[1] if Wanted(erases).has(states[0], key)]:
                 del states[1][key]
         self.epochs = [
             replace(each, live_rows=sum(map(len, self.snapshots[each.epoch].values()))) if erases else each

@@ -121,7 +121,7 @@ COVERED_BY = {
     "spark/steps/test_arrow_step.py": "spark.tasks.arrow_task",
     "spark/tasks/test_quarantine_model.py": "spark.tasks.arrow_quarantine_task spark.tasks.quarantining",
     "values/test_quarantine.py": "values.quarantined_rows",
-    "operational/test_erasing.py": "planning.redaction storage.erasing storage.sqlite.erase",
+    "operational/test_erasing.py": "storage.erasing storage.sqlite.erase",
     "cli/test_quarantine.py": "operational.steps.quarantine",
     "spark/test_quarantine.py": "spark.run.parts.waiting",
     "spark/steps/test_quarantine.py": "spark.steps.replayed",

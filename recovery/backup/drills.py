@@ -51,14 +51,14 @@ def note_drill(target: Place, drill: LastDrill) -> str | None:
     except RecoveryError as error:
         return error.found
     with contextlib.suppress(RecoveryError):
-        for old in _names(target)[:-KEPT]:
+        for old in drill_names(target)[:-KEPT]:
             target.delete(old)
     return None
 
 
 def last_drill_at(target: Place) -> LastDrill | None:
     """Return the newest note at a place that can be read; None: there is none. Raises BackupTargetError."""
-    for name in reversed(_names(target)[-KEPT:]):
+    for name in reversed(drill_names(target)[-KEPT:]):
         # Anything may have this name; a drill that cannot be read does not hide the one before.
         with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
             return msgspec.json.decode(target.read_range(name, 0, LONGEST), type=LastDrill)
@@ -75,5 +75,6 @@ def drill_text(drill: LastDrill | None) -> str:
     return f"passed {when}: {restored}" if drill.has_passed else f"failed {when}: {restored}; {shortened(drill.found)}"
 
 
-def _names(target: Place) -> list[str]:
+def drill_names(target: Place) -> list[str]:
+    """Return the names of the notes at a place, the oldest first. Raises BackupTargetError."""
     return sorted(each.name for each in target.entries(DRILLS) if _NAME.fullmatch(each.name))

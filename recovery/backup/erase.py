@@ -1,15 +1,17 @@
 """Erasing keys from copies: from a place of backups, and from a standby that follows it.
 
-place.1 Search: each object of a partition that can have a key is read once, whether a backup lists it or not.
+place.1 Search: each object of a partition that can have a key is read once, whether a backup lists it or not; and so
+        is each note of a drill, which says what was damaged.
 place.2 If some hold a key: make a backup of whole partitions, from the store in which the keys are erased. No backup
         continues an older one across an erasure (see `recovery.planning.chains`), so nothing made from now on has them.
 place.3 Refuse to go on while another backup is being made: it may hold the keys.
 place.4 Remove the manifests that list an object which holds a key, then prune what no backup needs any more, then the
-        objects that hold a key and are still there.
+        objects and notes that hold a key and are still there.
 place.5 Search again, until there is no object that was not searched.
 
 What a backup that goes had besides is in the new one, for the epochs that the store still holds; older epochs are no
-longer restored from this place. Killed at any step, the same call completes it.
+longer restored from this place. Killed at any step, the same call completes it; killed while it makes the backup, once
+the note of that backup is a day old.
 """
 
 from __future__ import annotations
@@ -20,9 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.backup.catalog import Catalog, entries_of
+from recovery.backup.drills import DRILLS, drill_names
 from recovery.backup.make import Made
 from recovery.backup.manifest import OBJECTS, RUNNING, Manifest, manifest_name
-from recovery.backup.repository import STALE_AFTER_S, check_store, list_backups, prune
+from recovery.backup.repository import (
+    STALE_AFTER_S,
+    check_store,
+    list_backups,
+    prune,
+    refuse_other_versions,
+)
 from recovery.backup.standby.document import read_standby
 from recovery.backup.standby.follow import Follower
 from recovery.base import faults
@@ -40,7 +49,7 @@ from recovery.host.scratch import scratch_directory
 from recovery.host.storage_errors import storage_errors
 from recovery.places.protocol import DRAFT, Place, UnreadableError
 from recovery.planning.backups import MOST_DIGITS, KeepRule
-from recovery.storage.erasing import SoughtKeys, changes_hold, partition_holds
+from recovery.storage.erasing import SoughtKeys, changes_hold, partition_holds, rewrite, text_holds
 from recovery.storage.standby import is_standby
 
 ALL = KeepRule(count=10**MOST_DIGITS)
@@ -63,7 +72,7 @@ class ErasedCopy:
     @property
     def is_place(self) -> bool:
         """Whether the copy is a place of backups, which has objects, and not a standby."""
-        return all(name.startswith(OBJECTS) for name in self.held)
+        return all(name.startswith((OBJECTS, DRILLS)) for name in self.held)
 
     def as_json(self) -> dict[str, object]:
         """Return the fields as JSON values."""
@@ -88,17 +97,27 @@ class _Search:
         self.unread: list[str] = []
 
     def begin(self) -> None:
-        """Search what is there now. Raises NoBackupError, ForeignPartitionError, BackupTargetError."""
+        """Search what is there now. Raises NoBackupError, ForeignPartitionError, UnsupportedVersionError for backups of
+        a newer version, whose objects are unknown, or BackupTargetError."""
         contents = Catalog(self._place).look()
         if not (contents.backups or contents.unreadable or entries_of(self._place, OBJECTS)):
             raise NoBackupError("it holds no backup", path=self._place.shown, cause="The address may be misspelt.")
         check_store(contents.backups, self._wanted.store_id, self._place.shown)
+        refuse_other_versions(self._place, contents.unreadable)
         self.go_on()
+
+    def names(self) -> list[str]:
+        """Return the names of what a place has, of any partition. Raises BackupTargetError."""
+        return [*(entry.name for entry in entries_of(self._place, OBJECTS)), *drill_names(self._place)]
+
+    def has_rows(self) -> bool:
+        """Return whether a backup may have a key, and not only the notes of drills."""
+        return bool(self.unread) or any(name.startswith(OBJECTS) for name in self.holding)
 
     def go_on(self) -> bool:
         """Search the objects that were not searched yet; return whether there were any. Raises BackupTargetError."""
         folders = tuple(f"{OBJECTS}part-{index}/" for index in self._wanted.partitions)
-        there = [entry.name for entry in entries_of(self._place, OBJECTS) if entry.name.startswith(folders)]
+        there = [name for name in self.names() if name.startswith((*folders, DRILLS))]
         new = [name for name in there if name not in self.searched]
         with scratch_directory("erase") as room:
             for name in new:
@@ -111,7 +130,7 @@ class _Search:
             # Of a writer that was killed, or that writes now.
             self.unread.append(name)
             return
-        holds = changes_hold if name.endswith(CHANGES) else partition_holds
+        holds = changes_hold if name.endswith(CHANGES) else text_holds if name.startswith(DRILLS) else partition_holds
         try:
             self._fetch(name, path)
             if holds(path, self._wanted):
@@ -146,13 +165,18 @@ def search_place(place: Place, wanted: SoughtKeys) -> ErasedCopy:
 
 def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], clock: Clock) -> ErasedCopy:
     """Erase keys from a place of backups. make: makes a backup there of the store, in which they are erased, of whole
-    partitions. Raises NoBackupError, ForeignPartitionError, and what `make` raises: then nothing was removed;
-    BackupTargetError: then the call has to be repeated."""
+    partitions. Raises NoBackupError, ForeignPartitionError, UnsupportedVersionError, and what `make` raises: then
+    nothing was removed; BackupTargetError: then the call has to be repeated."""
     # place.1
     search = _Search(place, wanted)
     search.begin()
     if not search.holding and not search.unread:
         return ErasedCopy(place.shown)
+    if not search.has_rows():
+        refused: dict[str, str] = {}
+        for name in search.holding:
+            _delete(place, name, refused)
+        return ErasedCopy(place.shown, tuple(search.holding), left=tuple(refused), why=next(iter(refused.values()), ""))
     # place.2
     made = make().manifest
     faults.reach("place.2")
@@ -163,7 +187,7 @@ def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], cloc
         why = "a backup is being made there, or was killed within a day; repeat the command when it has ended"
         return ErasedCopy(place.shown, tuple(search.holding), (), made.id, (*search.holding, *running), why)
     removed: list[str] = []
-    refused: dict[str, str] = {}
+    refused = {}
     while True:
         # place.4
         going = [manifest.id for manifest in _listing(place, search.holding)]
@@ -176,14 +200,14 @@ def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], cloc
         except BackupTargetError as error:
             # Of other objects perhaps; those with a key are tried one by one.
             refused[""] = error.found
-        there = {entry.name for entry in entries_of(place, OBJECTS)}
+        there = set(search.names())
         for name in (name for name in search.holding if name in there):
             _delete(place, name, refused)
         faults.reach("place.4")
         # place.5
         if not search.go_on():
             break
-    there = {entry.name for entry in entries_of(place, OBJECTS)}
+    there = set(search.names())
     left = tuple(name for name in (*search.holding, *search.unread) if name in there)
     why = next(iter(refused.values()), "") if left else ""
     gone = tuple(each for each in removed if manifest_name(each) not in refused)
@@ -218,23 +242,34 @@ def search_standby(directory: Path, wanted: SoughtKeys) -> ErasedCopy:
         raise ForeignPartitionError(
             f"it is a standby of store {mark.store_id}, not of {wanted.store_id}", path=directory
         )
+    holding = tuple(path.name for path in _paths_in(directory, wanted) if partition_holds(path, wanted))
+    return ErasedCopy(str(directory), holding)
+
+
+def _paths_in(directory: Path, wanted: SoughtKeys) -> list[Path]:
     paths = (directory / f"part-{index}.sqlite3" for index in wanted.partitions)
-    return ErasedCopy(
-        str(directory), tuple(path.name for path in paths if path.exists() and partition_holds(path, wanted))
-    )
+    return [path for path in paths if path.exists()]
 
 
 def erase_standby(directory: Path, wanted: SoughtKeys, clock: Clock) -> ErasedCopy:
     """Erase keys from a standby, by following its place, from which they are erased already: what it lacks is a whole
-    copy, which takes the place of each file."""
+    copy, which takes the place of each file. Then rewrite the files: changes that were applied have left deleted rows
+    in free pages."""
     before = search_standby(directory, wanted)
     why = "the place that it follows has no backup without the key: name that with --place"
+    kept: dict[str, str] = {}
     try:
         with Follower(directory, None, clock) as follower:
             look = follower.look()
+            for path in _paths_in(directory, wanted):
+                try:
+                    rewrite(path)
+                except RecoveryError as error:
+                    kept[path.name] = error.found
         if look.missed:
             why = look.missed[0].why
     except RecoveryError as error:
         why = error.found
     after = search_standby(directory, wanted)
-    return ErasedCopy(before.location, before.held, left=after.held, why=why if after.held else "")
+    left = tuple(dict.fromkeys((*after.held, *kept)))
+    return ErasedCopy(before.location, before.held, left=left, why=why if after.held else next(iter(kept.values()), ""))

@@ -142,13 +142,13 @@ def make_backup(
     one lists again in the same way, and store again those that are not whole. incremental: store only what changed in a
     partition since the backup before, where it still holds that.
     catalog: what this process knows of the place. base: continue this backup, which this process made of this
-    directory, without looking at the others or at its objects. staged: write everything to `scratch` before the first
-    byte goes to the target: then a slow one does not make the logs beside the partitions grow. may_count: called before
-    the manifest is written; returns the term of the run that ships, and raises if the backup must not count. Without
-    `may_count`, `writer` gives the term; the default writer claims nothing. home: the directory of the run, whose
-    copies `directory` has. parts: the partitions, if not all are in `directory`. If anything fails, the backup does not
-    count. Raises TakenOverError or StaleDirectoryError if the place is another directory's; BackupTargetError,
-    ForeignPartitionError, and the errors of `plan` for the directory.
+    directory, without looking at the others, at its objects or at the notes of drills. staged: write everything to
+    `scratch` before the first byte goes to the target: then a slow one does not make the logs beside the partitions
+    grow. may_count: called before the manifest is written; returns the term of the run that ships, and raises if the
+    backup must not count. Without `may_count`, `writer` gives the term; the default writer claims nothing. home: the
+    directory of the run, whose copies `directory` has. parts: the partitions, if not all are in `directory`. If
+    anything fails, the backup does not count. Raises TakenOverError or StaleDirectoryError if the place is another
+    directory's; BackupTargetError, ForeignPartitionError, and the errors of `plan` for the directory.
     """
     started = clock.elapsed_s()
     refuse_hydrating(directory, "a backup")
@@ -210,7 +210,8 @@ def make_backup(
         chain = max(len(copy.objects) for copy in manifest.copies)
         made = LastBackup(manifest.finished_ms, manifest.epoch, target.shown, incremental, chain, manifest.execution)
         note_backup(home or directory, made)
-        _bring_drill(target, home or directory, clock.wall_ms())
+        if base is None:
+            _bring_drill(target, home or directory, clock.wall_ms())
     except BaseException:
         with contextlib.suppress(RecoveryError, FileNotFoundError):
             give_up(target, identity)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -19,6 +20,7 @@ from recovery.backup.drills import LastDrill
 from recovery.base.untrusted_json import MOST, Count, Moment
 from recovery.base.untrusted_paths import read_received
 from recovery.host.durable import modes_beside, replace
+from recovery.host.storage_errors import storage_errors
 from recovery.planning.lag import InputLag
 from recovery.planning.replacement import Replacement
 
@@ -123,6 +125,14 @@ def last_drill(directory: Path) -> LastDrill | None:
     """Return the note: the newest drill that the place of backups had when a backup was made; None if it is missing or
     unreadable."""
     return _read(directory / DRILL_NAME, LastDrill)
+
+
+def forget_last_drill(directory: Path, names: Callable[[str], bool]) -> None:
+    """Remove the note if `names` is true of why the drill failed. Raises StorageError."""
+    path, drill = directory / DRILL_NAME, last_drill(directory)
+    if drill is not None and names(drill.found):
+        with storage_errors(path):
+            path.unlink(missing_ok=True)
 
 
 def note_input_lag(directory: Path, lag: InputLag) -> None:

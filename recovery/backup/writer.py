@@ -59,8 +59,10 @@ class Writer:
         place: str | None = None,
         takeover: bool = False,
         lose_epochs: bool = False,
+        dry_run: bool = False,
     ) -> None:
-        """Raises ConfigurationError if the place is the directory."""
+        """dry_run: claim nothing, and refuse what is refused otherwise. Raises ConfigurationError if the place is the
+        directory."""
         if place is not None:
             refuse_itself(place, directory, "backup")
         self._directory = directory
@@ -71,6 +73,7 @@ class Writer:
         self._random_id = random_id
         self._takeover = takeover
         self._lose_epochs = lose_epochs
+        self._dry_run = dry_run
         self._unclaimed: int | None = None
 
     def begin(self, partitions: Sequence[PartitionDescription], latest: Manifest | None) -> None:
@@ -124,7 +127,7 @@ class Writer:
             with contextlib.suppress(_Unconditional):
                 claim(
                     self._documents, claimant, self._clock, self._random_id, takeover=self._takeover,
-                    renews=lost is not None, check=check,
+                    renews=lost is not None, check=check, dry_run=self._dry_run,
                 )  # fmt: skip
                 return
 

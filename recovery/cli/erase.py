@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from glob import escape
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,7 +27,17 @@ from recovery.cli.option import option
 from recovery.cli.owners import looked_at, owner_options, store_at
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, ErasureIncompleteError, RecoveryError
-from recovery.operational.steps.erasing import Erased, Found, documents, erase, has_spark_state, look, nothing_found
+from recovery.operational.steps.erasing import (
+    Erased,
+    Found,
+    InHistory,
+    documents,
+    erase,
+    has_spark_state,
+    in_history,
+    look,
+    nothing_found,
+)
 from recovery.planning.resume import plan_resume
 from recovery.storage.copied import files_of
 from recovery.storage.erasing import SoughtKeys
@@ -88,30 +101,38 @@ def erase_command(
     keys = tuple(KeyToErase(step, text) for text in texts for step in (steps or (None,)))
     if not (keys or states):
         raise click.UsageError("Give --key, --key-file or --state.")
+    if "" in texts and not steps:
+        # A variable of a script that is not set.
+        raise click.UsageError("The key is empty: that of the rows that a condition puts aside. Name their --step.")
     refuse_hydrating(directory, "erase")
     store = store_at(directory, access)
     first, *others = plan_resume(store.found()).partitions
     wanted = SoughtKeys(keys, first.store_id, len(others) + 1, states)
-    found, native = look(store, keys), has_spark_state(store)
-    ids = documents(store, states, SystemClock()) if states else []
+    seen = _Seen(
+        directory,
+        keys,
+        look(store, keys),
+        documents(store, states, SystemClock()) if states else [],
+        in_history(store, keys, SystemClock()),
+        has_spark_state(store),
+        _unnamed(directory, [*places, *map(str, standbys)]),
+    )
     copies = _Copies(directory, access, wanted, places, standbys)
     if dry_run:
         there = copies.searched()
-        if not (found or ids or any(each.held or each.left for each in there)):
+        if not seen and not any(each.held or each.left for each in there):
             raise nothing_found(store)
-        _report(directory, found, ids, None, there, True, as_json, native, keys)
+        _report(seen, None, there, dry_run, as_json)
         return
     store.check_free()
-    if found or ids:
-        if found:
-            tell(_table(found))
-        also = " and of the named copies" if places or standbys else ""
-        ask(f"Erase {_counts(found, ids)} of {directory}{also}, at every epoch? Nothing brings them back.", yes)
-    done = erase(store, keys, SystemClock(), states=states, required=not (places or standbys))
+    if not yes:
+        _ask(seen, copies)
+    done = erase(store, keys, SystemClock(), states=states, required=not copies)
     there = copies.erased()
     if done is None and not any(each.held or each.left for each in there):
         raise nothing_found(store)
-    _report(directory, found if done is None else done.found, ids, done, there, False, as_json, native, keys)
+    _forget_drill(directory, wanted)
+    _report(seen if done is None else replace(seen, found=done.found), done, there, dry_run, as_json)
     if any(each.left for each in there):
         error = _incomplete(there)
         if not as_json:
@@ -119,14 +140,56 @@ def erase_command(
         raise SystemExit(error.exit_code)
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What there is of the keys besides copies. ids: of documents of operational state that are to go. native: there is
+    state of Spark's own operators. unnamed: known copies that the command does not name."""
+
+    directory: Path
+    keys: Sequence[KeyToErase]
+    found: Sequence[Found]
+    ids: Sequence[str]
+    recorded: InHistory
+    native: bool
+    unnamed: Sequence[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.found or self.ids) or any(self.recorded)
+
+
+def _ask(seen: _Seen, copies: _Copies) -> None:
+    """Show what would be erased, and ask. Where the directory has nothing, the copies are searched for that first."""
+    also = " and of the named copies" if copies else ""
+    if seen.found or seen.ids:
+        if seen.found:
+            tell(_table(seen.found))
+        what = f"{_counts(seen.found, seen.ids)} of {seen.directory}{also}"
+        question = f"Erase {what}, at every epoch? Nothing brings them back."
+    elif seen:
+        question = f"{_recorded_text(seen.recorded)}. Erase the rest of the key in {seen.directory}{also}?"
+    else:
+        held = [each for each in copies.searched(tried=True) if each.held]
+        for each in held:
+            tell(one_line(_copy_text(each, True)))
+        if not held:
+            return
+        question = f"{seen.directory} has nothing of the key. Erase it from {'; '.join(at.location for at in held)}?"
+    ask(question, False)
+
+
+def _recorded_text(recorded: InHistory) -> str:
+    records = f"the run history names the key in {counted(recorded.records, 'record')}" if recorded.records else ""
+    unfinished = "an erasure that did not come to its end is to be completed" if recorded.is_unfinished else ""
+    return "; ".join(filter(None, (records, unfinished)))
+
+
 def _read(key_file: str | None) -> list[str]:
     if key_file is None:
         return []
     try:
-        if key_file == "-":
-            text = sys.stdin.read(MOST_BYTES)
-        else:
-            text = read_named(local_path(key_file, NAMED), MOST_BYTES).decode()
+        content = _piped() if key_file == "-" else read_named(local_path(key_file, NAMED), MOST_BYTES)
+        # Some editors begin a file with a mark, and end lines in two characters.
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"the keys in {key_file} cannot be read: {error}", cause="", remedy="Give a file with a key on each line."
@@ -134,7 +197,16 @@ def _read(key_file: str | None) -> list[str]:
     return [line for line in text.split("\n") if line]
 
 
-class _Copies(NamedTuple):
+def _piped() -> bytes:
+    """Return what standard input has. Raises OSError for more than `MOST_BYTES`: half a key is another key."""
+    content = b"" if sys.stdin is None else sys.stdin.buffer.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {MOST_BYTES:,} bytes")
+    return content
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
     """The copies that the command names."""
 
     directory: Path
@@ -143,20 +215,43 @@ class _Copies(NamedTuple):
     places: tuple[str, ...]
     standbys: tuple[Path, ...]
 
-    def searched(self) -> list[ErasedCopy]:
-        """Return what the copies hold. Raises what searching raises."""
-        if not (self.places or self.standbys):
+    def __bool__(self) -> bool:
+        return bool(self.places or self.standbys)
+
+    def searched(self, *, tried: bool = False) -> list[ErasedCopy]:
+        """Return what the copies hold. Raises what searching raises. tried: a copy that cannot be searched is one that
+        may hold the keys."""
+        if not self:
             return []
-        from recovery.backup.erase import search_place, search_standby
+        from recovery.backup.erase import search_standby
+
+        works: list[tuple[str, Callable[[], ErasedCopy]]] = [
+            (each, partial(self._searched_place, each)) for each in self.places
+        ]
+        works += [(str(each), partial(search_standby, each, self.wanted)) for each in self.standbys]
+        return [_tried(location, work) if tried else work() for location, work in works]
+
+    def _searched_place(self, address: str) -> ErasedCopy:
+        from recovery.backup.catalog import Catalog
+        from recovery.backup.erase import search_place
+        from recovery.backup.writer import Writer
         from recovery.places.opening import open_place
 
-        found = [search_place(open_place(each), self.wanted) for each in self.places]
-        return [*found, *(search_standby(each, self.wanted) for each in self.standbys)]
+        place = open_place(address)
+        found = search_place(place, self.wanted)
+        if found.held or found.left:
+            catalog = Catalog(place)
+            latest = catalog.latest_of(catalog.look())
+            clock, random_id = SystemClock(), lambda: token_hex(4)
+            writer = Writer(self.directory, place, clock, random_id, place=address, dry_run=True)
+            with looked_at(self.directory, self.access) as store:
+                writer.begin(plan_resume(store.found()).partitions, latest)
+        return found
 
     def erased(self) -> list[ErasedCopy]:
         """Erase the keys from the copies, and return what was done at each. A copy that fails is one that still may
         hold the keys."""
-        if not (self.places or self.standbys):
+        if not self:
             return []
         from recovery.backup.erase import erase_place, erase_standby
         from recovery.places.opening import open_place
@@ -193,21 +288,12 @@ def _tried(location: str, work: Callable[[], ErasedCopy]) -> ErasedCopy:
         return ErasedCopy(location, left=(location,), why=error.found)
 
 
-def _report(
-    directory: Path,
-    found: Sequence[Found],
-    ids: Sequence[str],
-    done: Erased | None,
-    copies: Sequence[ErasedCopy],
-    dry_run: bool,
-    as_json: bool,
-    native: bool,
-    keys: Sequence[KeyToErase],
-) -> None:
-    texts = list(dict.fromkeys(each.key for each in keys))
-    there = {keys[position].key for each in found for position in each.keys}
+def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_run: bool, as_json: bool) -> None:
+    found, ids, recorded, directory = seen.found, seen.ids, seen.recorded, seen.directory
+    texts = list(dict.fromkeys(each.key for each in seen.keys))
+    there = {seen.keys[position].key for each in found for position in each.keys}
     missing = [number for number, text in enumerate(texts, 1) if text not in there]
-    unnamed = _unnamed(directory, [each.location for each in copies])
+    records = recorded.records if dry_run else 0 if done is None else done.records
     if as_json:
         facts: dict[str, Any] = {
             "directory": str(directory),
@@ -219,10 +305,11 @@ def _report(
             "states": len(ids),
             "state_ids": list(ids) if dry_run else [],
             "execution": None if done is None else done.execution,
-            "records": 0 if done is None else done.records,
+            "records": records,
+            "unfinished": recorded.is_unfinished,
             "copies": [each.as_json() for each in copies],
-            "not_named": unnamed,
-            "spark_state": native,
+            "not_named": list(seen.unnamed),
+            "spark_state": seen.native,
             "complete": not dry_run and not any(each.left for each in copies),
         }
         print_json(facts)
@@ -234,19 +321,29 @@ def _report(
             say(one_line(f"operational state {state_id}"))
     if found or ids:
         say(one_line(f"{'would erase' if dry_run else 'erased'} {_counts(found, ids)} of {directory}, at every epoch"))
-    else:
+    elif not (dry_run and seen):
         say(one_line(f"{directory}: nothing of the key is left"))
-    if done is not None and done.records:
-        say(f"{counted(done.records, 'record')} of the run history named the key, and no longer does")
+    if dry_run and any(recorded):
+        say(_recorded_text(recorded))
+    elif records:
+        say(f"the key is taken out of {counted(records, 'record')} of the run history")
     for each in copies:
         say(one_line(_copy_text(each, dry_run)))
     if found and missing:
         numbers = ", ".join(map(str, missing[:20])) + (", …" if len(missing) > 20 else "")
         tell(f"of {counted(len(texts), 'key')}, {directory} had nothing of number {numbers} in the order given")
-    for place in unnamed:
+    for place in seen.unnamed:
         tell(one_line(f"{place} has copies of {directory}: erase there too, a place with --place"))
-    if native:
+    if seen.native:
         tell("the flow has state of Spark's own operators, which was not looked at: see docs/erase.md")
+
+
+def _forget_drill(directory: Path, wanted: SoughtKeys) -> None:
+    """Remove the note of the last drill if it names a key. The backup of a place has brought the note to the directory
+    before the place lost it."""
+    from recovery.backup.note import forget_last_drill
+
+    forget_last_drill(directory, lambda found: any(word.is_in(found) for word in wanted.words))
 
 
 def _copy_text(copy: ErasedCopy, dry_run: bool) -> str:
@@ -282,12 +379,29 @@ def _counts(found: Sequence[Found], ids: Sequence[str]) -> str:
 
 def _unnamed(directory: Path, named: Sequence[str]) -> list[str]:
     """Return other copies of the directory that are known: the places to which it was backed up or replicated last, if
-    they were not named, and directories of the store before it was repartitioned."""
+    they were not named, and directories of the store before it was repartitioned. To be called before a backup is
+    made, which is the last one then."""
     from recovery.backup.note import last_backup, last_replica
+    from recovery.partitioning.in_place import kept_directories
 
     notes = (last_backup(directory), last_replica(directory))
-    places = sorted({note.destination for note in notes if note is not None} - set(named))
-    return [*places, *map(str, sorted(directory.absolute().parent.glob(f"{escape(directory.name)}.*.old")))]
+    known, there = {note.destination for note in notes if note is not None}, set(map(_lasting, named))
+    kept: list[Path] = []
+    # Partition 0, which knows its origins, may be at an owner.
+    with suppress(RecoveryError):
+        kept = kept_directories(directory)
+    return [*sorted(each for each in known if _lasting(each) not in there), *map(str, kept)]
+
+
+def _lasting(address: str) -> str:
+    """Return one text for all names of a directory; an address of another kind as it is."""
+    from recovery.places.opening import directory_of
+    from recovery.places.secrets import shown_address
+
+    with suppress(RecoveryError):
+        path = directory_of(address)
+        return shown_address(address) if path is None else os.path.realpath(path)
+    return address
 
 
 def _incomplete(copies: Sequence[ErasedCopy]) -> ErasureIncompleteError:

@@ -24,7 +24,7 @@ from recovery.errors import CorruptStateError, RecoveryError
 from recovery.host.processes import identity, is_same, is_visible
 from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.ids import StateId, join
-from recovery.planning.redaction import redacted
+from recovery.planning.redaction import NamedAs, redacted
 
 HEARTBEAT_S = 10.0
 MISSED_BEATS = 6
@@ -197,18 +197,18 @@ class RunHistory:
             self._backend.forget([self._id(run.pipeline, run.run_id) for run in gone])
         return gone
 
-    def names(self, words: Collection[str]) -> bool:
-        """Return whether a record, in any environment, has a text with one of these words."""
-        return bool(self._naming(words))
+    def count_naming(self, words: Collection[NamedAs]) -> int:
+        """Return how many records, in all environments, have a text with one of these words."""
+        return len(self._naming(words))
 
-    def redact(self, words: Collection[str]) -> int:
+    def redact(self, words: Collection[NamedAs]) -> int:
         """Replace each text with one of these words, in the records of all environments; return the number of records
         that had some."""
         found = self._naming(words)
         self._backend.update({each.state_id: lambda now: _redacted(now, words) for each in found})
         return len(found)
 
-    def _naming(self, words: Collection[str]) -> list[Document]:
+    def _naming(self, words: Collection[NamedAs]) -> list[Document]:
         found = [each for each in self._backend.list() if _OF_RUNS.match(each.state_id) and each.content is not None]
         return [each for each in found if redacted(each.content, words) != each.content]
 
@@ -305,7 +305,7 @@ class RunRecorder:
                 self.run = replace(changed, details={**changed.details, **noted})
 
 
-def _redacted(document: Document | None, words: Collection[str]) -> Any:
+def _redacted(document: Document | None, words: Collection[NamedAs]) -> Any:
     return None if document is None else redacted(document.content, words)
 
 

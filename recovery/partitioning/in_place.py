@@ -31,7 +31,7 @@ KEPT_BY_RECOVERY = re.compile(
         # Partitions with their logs, and the copies that a replacement of owners put aside.
         r"part-\d+\.sqlite3(\.replaced)?(-wal|-shm)?",
         rf"{re.escape(LOCK_NAME)}|recovery-.*\.lock|locks",
-        rf"{SCRATCH_NAME}|(last-(backup|replica|replaced|lag)|waiting|lease|replica-unseen|restored)\.json",
+        rf"{SCRATCH_NAME}|(last-(backup|replica|replaced|lag|drill|input)|waiting|lease|replica-unseen|restored)\.json",
         # Partitions that moved to another owner, and what killed attempts left.
         r"\.moved-part-\d+\.json|\.move-[0-9a-f]{16}|\.(init|restore-\d+)-[0-9a-f]+",
     ))

@@ -32,7 +32,7 @@ def continues(before: PartitionDescription, now: PartitionDescription) -> Contin
     """Return the newest epoch that a partition holds `now` and held at the backup `before`: a link begins there."""
     if before.executions != now.executions[: len(before.executions)]:
         return Continuation(None, "its executions are not those of the backup before")
-    if any(begun.erases for begun in now.executions[len(before.executions) :]):
+    if now.erased_since(before):
         return Continuation(None, "a key was erased since the backup before")
     if now.newest is not None and now.newest.is_logged:
         return Continuation(None, "its newest epochs are only logged")

@@ -98,6 +98,10 @@ class PartitionDescription:
         """The newest epoch's number, 0 when none was closed."""
         return self.epochs[-1].epoch if self.epochs else NO_EPOCH
 
+    def erased_since(self, before: PartitionDescription) -> bool:
+        """Whether keys were erased since an earlier description: then epochs that both have may differ."""
+        return any(each.erases and each not in before.executions for each in self.executions)
+
     @property
     def folded_epoch(self) -> Epoch:
         """The epoch of `snaps`: the newest whose changes are not only logged; 0 without one."""

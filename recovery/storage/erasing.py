@@ -12,10 +12,12 @@ from typing import Any
 import apsw
 
 from recovery.base.ids import PartitionIndex
-from recovery.planning.redaction import is_selected, named_as, redacted
+from recovery.base.untrusted_paths import read_received
+from recovery.planning.redaction import NamedAs, is_selected, named_as, redacted
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.epoch_log import overlaid
-from recovery.storage.sqlite.erase import belongs, count_rows
+from recovery.storage.sqlite.erase import Wanted, count_rows, scrub
+from recovery.storage.sqlite.file.connections import connect
 from recovery.storage.sqlite.file.opening import has_states
 from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import snapshot, translated
@@ -23,6 +25,7 @@ from recovery.storage.sqlite.transfer.changes_file import reading_changes
 from recovery.values.keys import partition_of
 
 RECORDS = "SELECT content FROM states WHERE content IS NOT NULL AND instr(state_id, 'runs/')"
+MOST_NOTE_BYTES = 1 << 16
 DOCUMENTS = "SELECT state_id FROM states"
 CHANGED = "SELECT DISTINCT step_id, state_key FROM changed"
 
@@ -43,9 +46,9 @@ class SoughtKeys:
         return sorted({PartitionIndex(0), *(partition_of(each.key, self.count) for each in self.keys)})
 
     @property
-    def words(self) -> list[str]:
+    def words(self) -> list[NamedAs]:
         """How records of the run history name the keys."""
-        return [word for each in self.keys for word in named_as(each.key)]
+        return [word for text in dict.fromkeys(each.key for each in self.keys) for word in named_as(text)]
 
 
 def rows_in(path: Path, keys: Sequence[KeyToErase]) -> list[HeldRows]:
@@ -70,13 +73,28 @@ def partition_holds(path: Path, wanted: SoughtKeys) -> bool:
     return bool(rows_in(path, wanted.keys)) or read_partition(path, names)
 
 
+def rewrite(path: Path) -> None:
+    """Rewrite a partition without what rows that were deleted before have left in its free pages, and empty its log.
+    Nobody else may write to the file. Raises StorageError if a reader keeps the log from being emptied."""
+    with contextlib.closing(connect(path, "rw")) as connection:
+        scrub(connection, path)
+
+
 def changes_hold(path: Path, wanted: SoughtKeys) -> bool:
     """Return whether a changes file has rows of any of the keys, one of the documents, or a record of a run that names
     a key. Raises what `read_links` raises."""
     with contextlib.closing(reading_changes(path)) as connection, translated(path):
-        rows = connection.execute(CHANGED)
-        holds = any(belongs(step, name, each) for step, name in rows for each in wanted.keys)
-        return holds or _names(connection, wanted)
+        keys = Wanted(wanted.keys)
+        return any(keys.has(*row) for row in connection.execute(CHANGED)) or _names(connection, wanted)
+
+
+def text_holds(path: Path, wanted: SoughtKeys) -> bool:
+    """Return whether a note names any of the keys, or is none that this package has written."""
+    try:
+        found = json.loads(read_received(path, MOST_NOTE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return True
+    return bool(redacted(found, wanted.words) != found)
 
 
 def _names(connection: apsw.Connection, wanted: SoughtKeys) -> bool:

@@ -130,7 +130,8 @@ class Glances:
         try:
             return self._look(path).description
         finally:
-            self.done += 1
+            # A partition that seems too old is looked at again.
+            self.done = min(self.done + 1, self.count)
             self.moved_s = self._clock.elapsed_s()
 
     def _look(self, path: Path) -> _ReadFile:

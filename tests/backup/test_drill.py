@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from recovery.backup.drills import KEPT, LastDrill, drill_text, last_drill_at, note_drill
+from recovery.backup.drills import DRILLS, KEPT, LastDrill, drill_text, last_drill_at, note_drill
 from recovery.backup.manifest import manifest_name
 from recovery.backup.note import last_drill, note_last_drill
 from recovery.backup.sources import open_source
@@ -19,6 +19,7 @@ from recovery.base.wording import moment_text
 from recovery.cli import main
 from recovery.errors import BackupTargetError
 from recovery.places.directory import DirectoryPlace
+from recovery.places.protocol import PlaceEntry
 from tests.backup.support import back_up, work
 from tests.backup.test_commands import call
 from tests.backup.test_round_trip import files
@@ -252,3 +253,21 @@ def test_a_note_of_others_floods_no_terminal(store, tmp_path):
     [line] = [line for line in call("status", store).splitlines() if line.startswith("last drill")]
     assert len(line) < 400
     assert "\x1b" not in line
+
+
+def test_a_backup_that_continues_without_a_look_asks_for_no_note(store, tmp_path):
+    """A run that replicates ships each epoch so; a request more for each would cost more than the note is worth."""
+    asked: list[str] = []
+
+    class Asked(DirectoryPlace):
+        def entries(self, prefix: str) -> list[PlaceEntry]:
+            asked.append(prefix)
+            return super().entries(prefix)
+
+    place = Asked(tmp_path / "dest")
+    base = back_up(store, place).manifest
+    assert DRILLS in asked
+    asked.clear()
+    work(store, 1)
+    back_up(store, place, base=base, incremental=True)
+    assert asked == []

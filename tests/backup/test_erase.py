@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import apsw
 import pytest
 
+from recovery.backup.drills import LastDrill, drill_names, note_drill
 from recovery.backup.erase import ErasedCopy, erase_place, erase_standby, search_place, search_standby
 from recovery.backup.make import Made
-from recovery.backup.manifest import OBJECTS, RUNNING
+from recovery.backup.manifest import FORMAT, OBJECTS, RUNNING, manifest_name
 from recovery.backup.repository import list_backups, prune, running_name
 from recovery.backup.writer import Writer
 from recovery.base.clock import SystemClock
@@ -20,6 +25,7 @@ from recovery.errors import (
     NoBackupError,
     StandbyDirectoryError,
     TakenOverError,
+    UnsupportedVersionError,
 )
 from recovery.operational.runs import RunHistory
 from recovery.operational.steps.step_edits import audit
@@ -45,7 +51,7 @@ from tests.operational.person import (
     traces,
 )
 from tests.shares import seeds
-from tests.stores import STEP, Driver, problems, window
+from tests.stores import STEP, Driver, paths_of, problems, window
 
 COUNT = 2
 
@@ -277,6 +283,36 @@ def test_a_standby_gets_files_without_the_key(copies):
     assert newest_state(copies.standby) == newest_state(copies.directory)
 
 
+def test_a_standby_loses_what_applied_changes_left_in_free_pages(make_store, tmp_path, monkeypatch):
+    """A row that the changes deleted is none any more, and its bytes go too; following goes on from there."""
+    directory, place, standby = make_store(1), DirectoryPlace(tmp_path / "place"), tmp_path / "standby"
+
+    def go_on(*batches: tuple[dict, int]) -> None:
+        with Driver(directory, (STEP,), backup_interval_s=3600.0) as run:
+            for changes, floor in batches:
+                run.apply(run.epoch, changes)
+                run.close(run.epoch, floor=floor, notes_made=True)
+        back_up(directory, place, incremental=True)
+        followed(tmp_path / "place", standby)
+
+    many = {f"k{number}": "x" * 200 for number in range(200)}
+    go_on(({**many, PERSON: f'"{SECRET}"'}, 0))
+    go_on((dict.fromkeys([*many, PERSON]), 1), ({"k1": "1"}, 2), ({"k1": "2"}, 3))
+    sought = SoughtKeys(EVERYWHERE, wanted(directory).store_id, 1)
+    assert search_standby(standby, sought).held == ()
+    assert traces(standby, SECRET)
+    monkeypatch.setattr("recovery.storage.sqlite.file.connections.BUSY_TIMEOUT_MS", 50)
+    with closing(apsw.Connection(str(paths_of(standby)[0]))) as reader:
+        reader.execute("BEGIN; SELECT count(*) FROM snaps").fetchall()
+        kept = erase_standby(standby, sought, SystemClock())
+    assert kept.left == ("part-0.sqlite3",)
+    assert "log still holds" in kept.why
+    assert erase_standby(standby, sought, SystemClock()) == ErasedCopy(str(standby))
+    assert traces(standby, SECRET) == problems(standby) == []
+    go_on(({"k2": "3"}, 3))
+    assert newest_state(standby) == newest_state(directory)
+
+
 def test_what_is_no_copy_of_the_store_is_refused(copies, tmp_path):
     """Nothing of the key is there, which would be no answer about the copies that the user meant."""
     empty = DirectoryPlace(tmp_path / "misspelt")
@@ -291,6 +327,19 @@ def test_what_is_no_copy_of_the_store_is_refused(copies, tmp_path):
         search_standby(copies.standby, other)
     with pytest.raises(StandbyDirectoryError):
         erase_standby(copies.directory, copies.wanted, SystemClock())
+
+
+def test_a_backup_of_a_newer_version_is_refused(copies):
+    """It may list any object; nothing is removed, and no backup is made."""
+    assert erased(copies.directory) is not None
+    path = copies.root / "place" / manifest_name(list_backups(copies.place).manifests[0].id)
+    value = json.loads(gzip.decompress(path.read_bytes()))
+    path.write_bytes(gzip.compress(json.dumps(value | {"format": FORMAT + 1}).encode()))
+    before = {path: path.read_bytes() for path in (copies.root / "place").rglob("*") if path.is_file()}
+    for call in (copies.erase, lambda: search_place(copies.place, copies.wanted)):
+        with pytest.raises(UnsupportedVersionError, match=f"format {FORMAT + 1}"):
+            call()
+    assert {path: path.read_bytes() for path in (copies.root / "place").rglob("*") if path.is_file()} == before
 
 
 def test_records_of_failed_runs_in_copies_are_found(make_store, tmp_path):
@@ -308,3 +357,27 @@ def test_records_of_failed_runs_in_copies_are_found(make_store, tmp_path):
     done = erase_place(place, wanted(directory), lambda: back_up(directory, place), SystemClock())
     assert done.left == ()
     assert search_place(place, wanted(directory)).held == ()
+
+
+def test_notes_of_drills_that_name_the_key_go(copies):
+    """A drill that failed says which rows were damaged; notes of others stay. Notes alone need no new backup."""
+
+    def noted(found: str) -> set[str]:
+        before = set(drill_names(copies.place))
+        assert note_drill(copies.place, LastDrill(1, "place", None, 0.5, found, PERSON)) is None
+        return set(drill_names(copies.place)) - before
+
+    stays = noted("rows do not match (step 'count' key 'k1')")
+    [name] = noted(f"rows do not match (step 'count' key {PERSON!r})")
+    assert name in search_place(copies.place, copies.wanted).held
+    assert erased(copies.directory) is not None
+    done = copies.erase()
+    assert name in done.held
+    assert done.left == ()
+    assert done.is_place
+    assert set(drill_names(copies.place)) == stays
+    [name] = noted(f"key {PERSON!r}")
+    before = list_backups(copies.place).manifests
+    assert copies.erase() == ErasedCopy(copies.place.shown, (name,))
+    assert list_backups(copies.place).manifests == before
+    assert set(drill_names(copies.place)) == stays

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from recovery.backup.drills import LastDrill, note_drill
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.cli import main
@@ -19,8 +20,12 @@ from recovery.errors import (
     NoBackupError,
     StandbyDirectoryError,
     StateNotFoundError,
+    TakenOverError,
 )
+from recovery.operational.steps.step_edits import audit
+from recovery.places.directory import DirectoryPlace
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.store import Store
 from tests.operational.person import OTHER, PERSON, SECRET, WAITING, history, traces
 from tests.stores import STEP, Driver, SpreadDirectory, content, problems
 
@@ -140,6 +145,52 @@ def test_a_dry_run_says_the_same_and_changes_nothing(store, tmp_path):
     assert done["found"] == looked["found"]
 
 
+def test_what_only_copies_hold_is_shown_and_asked_for(store, tmp_path):
+    """No backup is removed without an answer, also where the directory has nothing of the key any more."""
+    place = tmp_path / "place"
+    assert command("backup", store, place).exit_code == 0
+    assert erase(store, "--key", PERSON, "--yes").exit_code == 0
+    words = ["--key", PERSON, "--place", place]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    asked = erase(store, *words)
+    assert asked.exit_code == ConfigurationError.exit_code
+    assert "of 1 backup, which would be removed" in asked.stderr
+    assert erase(store, *words, given="n\n").exit_code == 1
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert erase(store, *words, given="y\n").exit_code == 0
+    assert traces(place, SECRET) == []
+    assert erase(store, *words).exit_code == StateNotFoundError.exit_code
+    (tmp_path / "file").write_text("")
+    beyond = erase(store, "--key", PERSON, "--place", tmp_path / "file")
+    assert beyond.exit_code == ErasureIncompleteError.exit_code
+
+
+def test_records_that_name_the_key_are_shown_and_asked_for(store):
+    """A dry run says what the command does, where only the run history has the key; an erasure that was killed is as
+    much."""
+    records = audit(Store(store), SystemClock())
+    records.begin("flow", "flow").end(ValueError("no street for nobody-7"))
+    words = ["--key", "nobody-7"]
+    looked = erase(store, *words, "--dry-run", "--json")
+    assert looked.exit_code == 0, looked.output
+    assert json.loads(looked.stdout)["records"] == 1
+    assert "names the key in 1 record" in erase(store, *words, "--dry-run").stdout
+    before = content(store)
+    asked = erase(store, *words)
+    assert asked.exit_code == ConfigurationError.exit_code
+    assert "names the key in 1 record" in asked.stderr
+    assert content(store) == before
+    done = erase(store, *words, "--yes", "--json")
+    assert json.loads(done.stdout)["records"] == 1
+    assert erase(store, *words, "--dry-run").exit_code == StateNotFoundError.exit_code
+    records.begin("flow", "edit", {"what": "erase"})
+    looked = erase(store, *words, "--dry-run", "--json")
+    assert json.loads(looked.stdout)["unfinished"]
+    assert "did not come to its end" in erase(store, *words, "--dry-run").stdout
+    assert erase(store, *words, given="y\n").exit_code == 0
+    assert erase(store, *words, "--yes").exit_code == StateNotFoundError.exit_code
+
+
 def test_only_the_named_steps_lose_the_key(store):
     """The same text may mean something else in another step."""
     assert erase(store, "--key", PERSON, "--step", STEP, "--yes").exit_code == 0
@@ -160,8 +211,25 @@ def test_keys_come_from_a_file_or_a_pipe(store, tmp_path):
     assert "number 2 in the order given" in done.stderr
     for key in (PERSON, "k1", "k2"):
         assert erase(store, "--key", key, "--dry-run").exit_code == StateNotFoundError.exit_code
+    (tmp_path / "keys").write_bytes(b"\xef\xbb\xbfk5\r\nk6\r\n")
+    done = erase(store, "--key-file", tmp_path / "keys", "--dry-run", "--json")
+    assert json.loads(done.stdout)["keys_not_found"] == []
     assert erase(store, "--key-file", tmp_path, "--yes").exit_code == ConfigurationError.exit_code
     assert erase(store, "--yes").exit_code == 2
+    unset = erase(store, "--key", "", "--yes")
+    assert unset.exit_code == 2
+    assert "--step" in unset.stderr
+    assert erase(store, "--key", "", "--step", STEP, "--yes").exit_code == StateNotFoundError.exit_code
+
+
+def test_half_a_key_is_another_key(store, monkeypatch):
+    """Too much on standard input is refused, not cut off."""
+    monkeypatch.setattr("recovery.cli.erase.MOST_BYTES", 4)
+    before = content(store)
+    refused = erase(store, "--key-file", "-", "--yes", given="k1\nk23")
+    assert refused.exit_code == ConfigurationError.exit_code
+    assert "larger than 4 bytes" in refused.stderr
+    assert content(store) == before
 
 
 def test_no_run_may_be_active(store):
@@ -210,6 +278,47 @@ def test_a_copy_that_still_holds_the_key_is_an_error(store, tmp_path):
     assert traces(store, SECRET) == []
     assert erase(store, *words, "--place", place).exit_code == 0
     assert traces(standby, SECRET) == []
+
+
+def test_a_dry_run_is_refused_as_the_command_is(store, tmp_path):
+    """Where another directory is the writer of a place; neither claims the place."""
+    place, other = tmp_path / "place", tmp_path / "other"
+    assert command("backup", store, place).exit_code == 0
+    assert command("restore", place, other).exit_code == 0
+    assert command("backup", other, place, "--takeover").exit_code == 0
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    words = ["--key", PERSON, "--place", place]
+    looked = erase(store, *words, "--dry-run")
+    assert looked.exit_code == TakenOverError.exit_code, looked.output
+    done = erase(store, *words, "--yes")
+    assert done.exit_code == ErasureIncompleteError.exit_code
+    assert "store's writer" in done.stderr
+    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+
+
+def test_the_note_of_a_drill_loses_the_key(store, tmp_path):
+    """At the place, and in the directory, to which a backup has brought it."""
+    place = tmp_path / "place"
+    assert command("backup", store, place).exit_code == 0
+    drill = LastDrill(1, str(place), None, 0.5, f"a row does not match (step {STEP!r} key {PERSON!r})", "host")
+    assert note_drill(DirectoryPlace(place), drill) is None
+    assert erase(store, "--key", PERSON, "--place", place, "--yes").exit_code == 0
+    assert traces(tmp_path, f"{PERSON}'") == []
+
+
+def test_known_copies_that_were_not_named(store, tmp_path, monkeypatch):
+    """Are the places before the command makes a backup itself; a place that has another name here was named."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for place in (second, first):
+        assert command("backup", store, place, "--takeover").exit_code == 0
+    looked = json.loads(erase(store, "--key", PERSON, "--place", second, "--dry-run", "--json").stdout)
+    done = json.loads(erase(store, "--key", PERSON, "--place", second, "--yes", "--json").stdout)
+    assert done["not_named"] == looked["not_named"] == [str(first)]
+    monkeypatch.chdir(tmp_path)
+    assert command("backup", store, "first").exit_code == 0
+    done = json.loads(erase(store, "--key", PERSON, "--place", first, "--yes", "--json").stdout)
+    assert done["not_named"] == []
+    assert traces(tmp_path, SECRET) == []
 
 
 def test_a_place_out_of_reach_does_not_hide_the_others(store, tmp_path):

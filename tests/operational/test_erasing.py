@@ -17,7 +17,9 @@ from recovery.operational.runs import EDIT
 from recovery.operational.steps.erasing import Found, erase, look
 from recovery.operational.steps.step_edits import audit
 from recovery.planning.resume import plan_resume
+from recovery.storage.initialize import RESTORING
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.moving.arriving import STAGING
 from recovery.storage.scan import scan
 from recovery.storage.seam import KeyToErase
 from recovery.storage.store import Store
@@ -199,7 +201,7 @@ def test_killed_at_any_step_the_key_is_there_or_nowhere_and_the_same_call_comple
 
 
 def test_scratch_files_and_older_copies_beside_go_too(make_store):
-    """What a killed run has left, and what a replacement has set aside."""
+    """What a killed run has left, and what a replacement has set aside; also what killed moves and restores left."""
     directory = make_store(2)
     history(directory, 8)
 
@@ -211,9 +213,17 @@ def test_scratch_files_and_older_copies_beside_go_too(make_store):
     assert wait(child(killed)) == -signal.SIGKILL
     shutil.copy(paths_of(directory)[0], directory / "part-0.sqlite3.replaced")
     shutil.copy(paths_of(directory)[1], directory / "part-1.sqlite3.replaced")
+    shutil.copy(paths_of(directory)[1], directory / "part-7.sqlite3.replaced-wal")
+    for staging in (f"{STAGING}0123456789abcdef", f"{RESTORING}1-ab"):
+        (directory / staging).mkdir()
+        for path in paths_of(directory):
+            shutil.copy(path, directory / staging)
     assert traces(directory / "scratch", SECRET)
+    before = left(directory)
     assert erased(directory) is not None
     assert traces(directory, SECRET) == []
+    assert left(directory) == {epoch: rest(state) for epoch, state in before.items()}
+    assert not list(directory.glob(".*"))
 
 
 def test_a_reader_that_keeps_the_log_is_named(make_store, monkeypatch):

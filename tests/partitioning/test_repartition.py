@@ -21,9 +21,8 @@ from click.testing import CliRunner
 from hypothesis import settings
 
 from recovery import StateManager
+from recovery.backup import note as notes
 from recovery.backup.lease import NAME as LEASE
-from recovery.backup.note import LAG_NAME, REPLACED_NAME, REPLICA_NAME, WAITING_NAME
-from recovery.backup.note import NAME as BACKUP
 from recovery.base.clock import SystemClock
 from recovery.base.ids import PartitionIndex
 from recovery.cli import main
@@ -38,6 +37,7 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
+from recovery.idle.note import NAME as LAST_INPUT
 from recovery.partitioning import in_place
 from recovery.partitioning.in_place import drop_old, kept_directories
 from recovery.partitioning.repartition import plan_repartition, repartition
@@ -396,13 +396,15 @@ class TestInPlace:
 
     def test_documents_beside_the_partitions_are_no_other_files(self, make_store):
         """Of a directory that was restored, or that replicates, or whose partitions came from other owners and went to
-        others; also when the old directory is dropped."""
+        others; also when the old directory is dropped. Each kind of note is one."""
         source = filled(make_store(2))
         mark_restored(source)
         put_aside = f"part-1.sqlite3{REPLACED}"
         left = (f"{STAGING}0123456789abcdef", f"{RESTORING}1-ab", put_aside, f"{put_aside}-wal", f"{put_aside}-shm")
         moved = note_path(source, PartitionIndex(1)).name
-        for name in (UNSEEN, LEASE, BACKUP, REPLICA_NAME, REPLACED_NAME, LAG_NAME, WAITING_NAME, moved, *left):
+        noted = [name for constant, name in vars(notes).items() if constant.endswith("NAME")]
+        assert notes.DRILL_NAME in noted
+        for name in (UNSEEN, LEASE, LAST_INPUT, moved, *noted, *left):
             (source / name).write_text("{}")
         repartition(source, None, 3)
         assert len(scan(source)) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,13 +12,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from recovery.backup.lease import read_term
 from recovery.backup.repository import list_backups
 from recovery.base.clock import SystemClock
 from recovery.base.ids import Epoch
+from recovery.cli import main
 from recovery.epochs.execution import new_execution
-from recovery.errors import BackupTargetError, ForeignPartitionError, StaleDirectoryError, TakenOverError
+from recovery.errors import (
+    BackupTargetError,
+    ForeignPartitionError,
+    StaleDirectoryError,
+    StateNotFoundError,
+    TakenOverError,
+)
 from recovery.places.directory import DirectoryPlace
 from recovery.planning.replica import ReplicaLag, Shipped
 from recovery.planning.resume import plan_resume
@@ -32,6 +41,7 @@ from tests.backup.support import back_up, bring_back, states
 from tests.backup.test_incremental import fill
 from tests.backup.test_incremental_faults import change
 from tests.backup.test_lazy import begin as lazily_restored
+from tests.operational.person import traces
 from tests.stores import ROOT, Driver
 from tests.waiting import wait_until
 
@@ -366,3 +376,30 @@ class TestTakenOver:
         [lacks] = logged
         assert lacks.startswith(f"recovery: {tmp_path / 'dest'}: it has epoch 3, closed by execution ")
         assert lacks.endswith("epochs that only this place has are lost")
+
+
+def test_a_replica_goes_on_after_an_erasure(store, begin, tmp_path):
+    """The place that a run filled loses the key by the command, and later runs ship on, without it."""
+
+    def ships() -> None:
+        replication = begin()
+        replication.ready(60)
+        closes(store, replication, 3)
+        replication.end()
+
+    place, secret = tmp_path / "dest", "their-street-4d"
+    with Driver(store, backup_interval_s=3600.0) as run:
+        run.apply(900, {"person-81c7": f'"{secret}"'})
+        run.close(900)
+    ships()
+    words = ["erase", str(store), "--key", "person-81c7", "--place", str(place), "--yes", "--json"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    [copy] = json.loads(done.stdout)["copies"]
+    assert copy["removed"]
+    assert copy["left"] == []
+    ships()
+    assert CliRunner().invoke(main, words).exit_code == StateNotFoundError.exit_code
+    bring_back(place, tmp_path / "new", tmp_path)
+    assert states(tmp_path / "new") == states(store)
+    assert traces(tmp_path / "new", secret) == traces(store, secret) == []

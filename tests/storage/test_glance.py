@@ -7,17 +7,19 @@ import random
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
-from recovery.cli import main
+from recovery.operational.steps.erasing import erase
 from recovery.planning.measures import Measure
+from recovery.planning.resume import too_old
 from recovery.storage import glance
 from recovery.storage.glance import Glances, stamp_of
 from recovery.storage.initialize import init_partitions
 from recovery.storage.reading import FileReader
 from recovery.storage.scan import scan
+from recovery.storage.seam import KeyToErase
+from recovery.storage.store import Store
 from tests.stores import STEP, Driver
 from tests.waiting import wait_until
 
@@ -104,22 +106,6 @@ def test_a_glance_says_what_is_there(tmp_path, clock, seed):
         check()
 
 
-def test_an_erasure_changes_older_epochs(tmp_path):
-    """Of a key that was gone before the newest epoch, which stays as it was."""
-    directory = tmp_path / "db"
-    init_partitions(directory, 1)
-    glances = Glances(Later())
-    with Driver(directory, STEPS) as run:
-        for batch, value in enumerate(("1", None, None)):
-            run.apply(batch, {"gone": value, "stays": str(batch)})
-            run.close(batch)
-    assert answers(directory, glances) == answers(directory)
-    next_tick(directory, tmp_path / "probe")
-    done = CliRunner().invoke(main, ["erase", str(directory), "--key", "gone", "--yes"])
-    assert done.exit_code == 0, done.output
-    assert answers(directory, glances) == answers(directory)
-
-
 def test_only_what_changed_is_read_again(tmp_path, monkeypatch):
     """A file that nobody wrote to is not opened; of one that was, the epochs that are known are not read."""
     directory = tmp_path / "db"
@@ -174,3 +160,34 @@ def test_another_file_in_its_place_is_read(tmp_path):
     assert answers(directory, glances) == answers(directory)
     (directory / "part-1.sqlite3").unlink()
     assert answers(directory, glances) == answers(directory)
+
+
+def test_an_erasure_changes_older_epochs(tmp_path):
+    """The newest epoch may stay as it was, where the key was discarded before."""
+    directory = tmp_path / "db"
+    init_partitions(directory, 1)
+    glances = Glances(Later())
+    with Driver(directory, (STEP,), backup_interval_s=3600.0) as run:
+        for batch, changes in enumerate(({"k": "1", "who": "2"}, {"who": None}, {"k": "3"}, {"k": "4"}), 1):
+            run.apply(batch, changes)
+            run.close(batch)
+    assert answers(directory, glances) == answers(directory)
+    next_tick(directory, tmp_path / "probe")
+    assert erase(Store(directory), [KeyToErase(STEP, "who")], SystemClock()) is not None
+    assert answers(directory, glances) == answers(directory)
+
+
+def test_a_partition_that_is_too_old_counts_once(tmp_path):
+    """It is looked at again, and the progress of a look never says more files than there are."""
+    directory = tmp_path / "db"
+    init_partitions(directory, 2)
+    with Driver(directory, (STEP,)) as run:
+        run.close(1)
+    old = (directory / "part-1.sqlite3").read_bytes()
+    with Driver(directory, (STEP,)) as run:
+        for batch in (2, 3, 4):
+            run.close(batch, floor=batch - 1)
+    (directory / "part-1.sqlite3").write_bytes(old)
+    glances = Glances(SystemClock())
+    assert len(too_old(each.description for each in glances.scan(directory))) == 1
+    assert (glances.done, glances.count) == (2, 2)

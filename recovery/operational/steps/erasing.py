@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from recovery.base import faults
 from recovery.base.clock import Clock
@@ -27,7 +28,7 @@ from recovery.operational.ids import StateId
 from recovery.operational.runs import EDIT, SUCCEEDED, RunHistory
 from recovery.operational.steps.step_edits import audit, backend_of, check_used, check_whole, current_user
 from recovery.planning.going_back import kept_interval_s
-from recovery.planning.redaction import is_selected, named_as
+from recovery.planning.redaction import NamedAs, is_selected, named_as
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import ERASURE, PartitionDescription
 from recovery.storage.connect import SCRATCH_NAME
@@ -64,6 +65,14 @@ class Erased:
     states: int = 0
 
 
+class InHistory(NamedTuple):
+    """What the run history has for an erasure. records: how many name a key; is_unfinished: the newest erasure did not
+    come to its end, so files may still have bytes of what it has deleted."""
+
+    records: int
+    is_unfinished: bool
+
+
 def look(store: Store, keys: Sequence[KeyToErase]) -> tuple[Found, ...]:
     """Return what a store holds of keys, at any epoch. Only reads; a run may be active. Raises the errors of planning,
     and CorruptPartitionError or StorageError."""
@@ -79,6 +88,20 @@ def _look(store: Store, partitions: Sequence[PartitionDescription], keys: Sequen
             of_both = before.keys | frozenset(positions)
             found[stored] = replace(before, rows=before.rows + rows, newest=before.newest or newest, keys=of_both)
     return tuple(each for _, each in sorted(found.items()))
+
+
+def in_history(store: Store, keys: Sequence[KeyToErase], clock: Clock) -> InHistory:
+    """Return what the run history of a store, whose copies `store.found` has chosen, has for an erasure of keys. Only
+    reads. Raises what the backend of the run history raises."""
+    return _in_history(audit(store, clock), keys)
+
+
+def _in_history(history: RunHistory, keys: Sequence[KeyToErase]) -> InHistory:
+    return InHistory(history.count_naming(_words(keys)), _unfinished(history))
+
+
+def _words(keys: Sequence[KeyToErase]) -> list[NamedAs]:
+    return [word for text in dict.fromkeys(each.key for each in keys) for word in named_as(text)]
 
 
 def documents(store: Store, patterns: Collection[str], clock: Clock) -> list[StateId]:
@@ -105,9 +128,8 @@ def erase(
         check_whole(plan, held)
         found = _look(held, plan.partitions, keys)
         history = audit(held, clock)
-        words = [word for each in keys for word in named_as(each.key)]
         ids = documents(held, states, clock)
-        if not (found or ids or history.names(words) or _unfinished(history)):
+        if not (found or ids or any(_in_history(history, keys))):
             if required:
                 raise nothing_found(held)
             return None
@@ -117,7 +139,7 @@ def erase(
         facts |= {"states": len(ids)} if ids else {}
         numbers = {"execution": plan.execution_number, "epoch": plan.resume_epoch}
         record = history.begin(str(plan.flow_id), EDIT, {**numbers, **facts, "by": current_user()})
-        records = history.redact(words)
+        records = history.redact(_words(keys))
         backend_of(held, clock).forget(ids)
         faults.reach("erase.2")
         # Owners take the record's end as long as they are held.

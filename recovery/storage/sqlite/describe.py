@@ -93,7 +93,7 @@ def describe(connection: apsw.Connection, path: Path, since: Epoch = NO_EPOCH) -
 def describe_again(connection: apsw.Connection, path: Path, before: PartitionDescription) -> PartitionDescription:
     """Return what `describe` does. before: an earlier description of the file. Its epochs are not read and checked
     again, but for the newest, as long as that is still there as it was: a partition adds epochs at the end and removes
-    them at the beginning, going back replaces the newest, and what changes any of them is an execution that erases."""
+    them at the beginning, and going back replaces the newest. Only erasing a key changes others."""
     newest = before.newest
     if newest is None:
         return describe(connection, path)
@@ -103,15 +103,11 @@ def describe_again(connection: apsw.Connection, path: Path, before: PartitionDes
     first = first_held(found.collected)
     kept = [_folded(each, logged) for each in before.epochs[:-1] if each.epoch >= first]
     is_same = (found.store_id, found.index, found.count) == (before.store_id, before.index, before.count)
-    is_same = is_same and _erasures(found) == _erasures(before)
+    is_same = is_same and not found.erased_since(before)
     again = found.epochs[0] if found.epochs else None
     if not is_same or again is None or _folded(again) != _folded(newest) or len(kept) != found.unlisted:
         return describe(connection, path) if found.unlisted else found
     return replace(found, epochs=(*kept, *found.epochs), unlisted=0)
-
-
-def _erasures(described: PartitionDescription) -> list[Execution]:
-    return [each for each in described.executions if each.erases]
 
 
 def _folded(closed: ClosedEpoch, logged: Collection[int] = ()) -> ClosedEpoch:

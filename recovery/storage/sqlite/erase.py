@@ -6,7 +6,8 @@ rows. Nothing has to be read but these rows and the epochs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,8 @@ import apsw
 from recovery.base.reserved import RESERVED_PREFIX, quarantined_step
 from recovery.errors import StorageError
 from recovery.planning.values import ClosedEpoch
+from recovery.storage.initialize import clear_killed_attempt
+from recovery.storage.moving.arriving import clear
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.describe import EPOCHS, STEPS, closed_epochs, insert_epoch
 from recovery.storage.sqlite.digests import MODULUS
@@ -45,7 +48,7 @@ DELETE = (
     f"DELETE FROM superseded WHERE {HELD} AND step_id = :step AND state_key = :key",
 )
 AFTER_WAITING = chr(ord(WAITING_SEPARATOR) + 1)
-REPLACED = (".replaced", ".replaced-wal")
+REPLACED = re.compile(r"part-[0-9]+\.sqlite3\.replaced(-wal|-shm)?")
 
 
 class _Row(NamedTuple):
@@ -58,18 +61,29 @@ class _Row(NamedTuple):
     size_bytes: int
 
 
-def belongs(stored: str, name: str, wanted: KeyToErase) -> bool:
-    """Return whether a row belongs to a key: as its state, or as rows of it in quarantine. stored, name: the step and
-    the key of the row."""
-    of_quarantine = quarantined_step(stored)
-    if of_quarantine is not None:
-        return wanted.step in (None, of_quarantine) and parse_waiting_key(name)[0] == wanted.key
-    return not stored.startswith(RESERVED_PREFIX) and wanted.step in (None, stored) and name == wanted.key
+class Wanted:
+    """Keys to erase, and whether a row belongs to one of them."""
+
+    def __init__(self, keys: Iterable[KeyToErase]) -> None:
+        self._steps: dict[str, set[str | None]] = {}
+        for each in keys:
+            self._steps.setdefault(each.key, set()).add(each.step)
+
+    def has(self, stored: str, name: str) -> bool:
+        """Return whether a row belongs to one of the keys: as its state, or as rows of it in quarantine. stored, name:
+        the step and the key of the row."""
+        of_quarantine = quarantined_step(stored)
+        if of_quarantine is None and stored.startswith(RESERVED_PREFIX):
+            return False
+        step, key = (stored, name) if of_quarantine is None else (of_quarantine, parse_waiting_key(name)[0])
+        steps = self._steps.get(key, ())
+        return None in steps or step in steps
 
 
 def _stored(connection: apsw.Connection, keys: Sequence[KeyToErase]) -> dict[tuple[str, str], int]:
     """Return step and key, as they are stored, of everything that may belong to keys, with the position of that key."""
     found: dict[tuple[str, str], int] = {}
+    wanted = [Wanted([each]) for each in keys]
     for (stored,) in rows(connection, EVERY_STEP):
         for position, each in enumerate(keys):
             names = [each.key]
@@ -77,7 +91,7 @@ def _stored(connection: apsw.Connection, keys: Sequence[KeyToErase]) -> dict[tup
                 within = {"begin": note_key(each.key), "end": f"{each.key}{AFTER_WAITING}"}
                 names = [name for (name,) in rows(connection, WAITING, {"step": stored, **within})]
             for name in names:
-                if belongs(stored, name, each):
+                if wanted[position].has(stored, name):
                     found.setdefault((stored, name), position)
     return found
 
@@ -151,7 +165,7 @@ def _without(epochs: Sequence[ClosedEpoch], gone: Sequence[_Row]) -> Iterator[tu
 
 
 def scrub(connection: apsw.Connection, path: Path) -> None:
-    """Rewrite a file without what deleted rows have left in it, empty its log, and remove the older copy beside it.
+    """Rewrite a file without what deleted rows have left in it, and empty its log.
 
     Nobody else may write to the file. Repeatable. Raises StorageError.
     """
@@ -166,5 +180,15 @@ def scrub(connection: apsw.Connection, path: Path) -> None:
                 cause="A backup, a page of `recovery ui` or another program reads the file.",
                 remedy="End the reader, and run the same command again: it completes what it has begun.",
             ) from None
-        for suffix in REPLACED:
-            path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
+
+
+def remove_older_copies(directory: Path) -> None:
+    """Remove copies of partitions that lie beside them and that no command reads: those that were replaced, and what
+    killed moves and restores left. Nobody else may bring partitions here. Raises DirectoryLockedError or StorageError.
+    """
+    with translated(directory):
+        for path in directory.iterdir():
+            if REPLACED.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+    clear(directory)
+    clear_killed_attempt(directory)

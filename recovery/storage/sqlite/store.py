@@ -347,6 +347,8 @@ class FilePartitions:
 
     def scrub(self) -> None:
         self._rewritten(lambda index: erase.scrub(self._writers[index], self.paths[index]))
+        for directory in dict.fromkeys(path.parent for path in self.paths):
+            erase.remove_older_copies(directory)
 
     def _rewritten(self, work: Callable[[int], T]) -> list[T]:
         """Do `work`, which makes files smaller, for all partitions."""
