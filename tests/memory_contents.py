@@ -12,7 +12,7 @@ from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.planning.measures import ClosedPartition, StepSize
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription, StepEdit
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, CloseRequest, KeyToErase
-from recovery.storage.sqlite.erase import Wanted
+from recovery.storage.sqlite.erase import ErasedKeys
 
 State = tuple[str | bytes, int | None]
 """A value and its timeout."""
@@ -160,7 +160,7 @@ class Partition:
         self.snapshots = {epoch: states for epoch, states in self.snapshots.items() if epoch <= last}
         self.fold(self.collected if execution.backup_interval_s or execution.erases else Epoch(last))
         for states in (states for steps in self.snapshots.values() for states in steps.items()):
-            for key in [key for key in states[1] if Wanted(erases).has(states[0], key)]:
+            for key in [key for key in states[1] if ErasedKeys(erases).has(states[0], key)]:
                 del states[1][key]
         self.epochs = [
             replace(each, live_rows=sum(map(len, self.snapshots[each.epoch].values()))) if erases else each

@@ -16,7 +16,7 @@ from recovery.base.untrusted_paths import read_received
 from recovery.planning.redaction import NamedAs, is_selected, named_as, redacted
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.epoch_log import overlaid
-from recovery.storage.sqlite.erase import Wanted, count_rows, scrub
+from recovery.storage.sqlite.erase import ErasedKeys, count_rows, scrub
 from recovery.storage.sqlite.file.connections import connect
 from recovery.storage.sqlite.file.opening import has_states
 from recovery.storage.sqlite.file.reading import read_partition
@@ -84,7 +84,7 @@ def changes_hold(path: Path, wanted: SoughtKeys) -> bool:
     """Return whether a changes file has rows of any of the keys, one of the documents, or a record of a run that names
     a key. Raises what `read_links` raises."""
     with contextlib.closing(reading_changes(path)) as connection, translated(path):
-        keys = Wanted(wanted.keys)
+        keys = ErasedKeys(wanted.keys)
         return any(keys.has(*row) for row in connection.execute(CHANGED)) or _names(connection, wanted)
 
 

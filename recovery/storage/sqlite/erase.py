@@ -61,7 +61,7 @@ class _Row(NamedTuple):
     size_bytes: int
 
 
-class Wanted:
+class ErasedKeys:
     """Keys to erase, and whether a row belongs to one of them."""
 
     def __init__(self, keys: Iterable[KeyToErase]) -> None:
@@ -83,7 +83,7 @@ class Wanted:
 def _stored(connection: apsw.Connection, keys: Sequence[KeyToErase]) -> dict[tuple[str, str], int]:
     """Return step and key, as they are stored, of everything that may belong to keys, with the position of that key."""
     found: dict[tuple[str, str], int] = {}
-    wanted = [Wanted([each]) for each in keys]
+    wanted = [ErasedKeys([each]) for each in keys]
     for (stored,) in rows(connection, EVERY_STEP):
         for position, each in enumerate(keys):
             names = [each.key]
