@@ -91,11 +91,11 @@ def erase_command(
     access: OwnerAccess,
     as_json: bool,
 ) -> None:
-    """Erase a key, such as a person's, at every epoch that is held; asks first.
+    """Erase a key, such as a person's, at every held epoch.
 
     Erases the key's states, their history, and its rows in quarantine, and rewrites the files so that no byte is left.
-    Nothing brings the key back but input that has it. End the run first. Ends with 44 if nothing of the key is found,
-    and with 19 if a copy that was named still holds it.
+    Nothing brings the key back but input that has it. End the run first. The command asks before it erases. Ends with
+    44 if nothing of the key is found, and with 19 if a copy that was named still holds it.
     """
     texts = list(dict.fromkeys((*given, *_read(key_file))))
     keys = tuple(KeyToErase(step, text) for text in texts for step in (steps or (None,)))

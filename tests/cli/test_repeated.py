@@ -68,10 +68,12 @@ SECOND = {
 }  # fmt: skip
 CHANGES = {
     "gc": r"part-\d\.sqlite3",
+    "drill": r"\d+-[0-9a-f]+\.json",
+    "drill of incremental backups": r"\d+-[0-9a-f]+\.json",
     "backup --check": r"last-backup\.json|.*\.json\.gz",
 }
 """Files that the second time may change, though not what they hold: SQLite counts how often a file was compacted; each
-backup has a manifest."""
+backup has a manifest, and each drill a note."""
 
 
 @pytest.fixture(autouse=True)
