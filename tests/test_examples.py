@@ -112,6 +112,7 @@ def test_word_count_continues_where_it_stopped(shell: Any) -> None:
     assert "rows are as they were written" in shell("python digests.py")
 
 
+@pytest.mark.long
 def test_the_state_of_a_processor_comes_along(shell: Any) -> None:
     """The dry run and the import count the same keys; the flow reads the second file alone, and counts on."""
     pytest.importorskip("google.protobuf", reason="transformWithState in Python needs it")
