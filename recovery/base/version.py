@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-VERSION = "0.3.0"
+VERSION = "0.4.0.dev0"
 DISTRIBUTION = "pyspark-recovery"
 """The name under which pip knows the package; it is imported as `recovery`."""
 
