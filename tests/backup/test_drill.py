@@ -187,7 +187,7 @@ def test_how_a_drill_ended_is_shown(store, tmp_path):
 
 
 def test_a_drill_that_restores_nothing_is_noted(store, tmp_path):
-    """Its error ends the command as before, and is in the note."""
+    """The error of a drill ends the command as before, and is in the note."""
     made = back_up(store, tmp_path / "dest").manifest
     for copy in made.copies:
         (tmp_path / "dest" / copy.object_name).write_bytes(b"junk")

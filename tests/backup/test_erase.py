@@ -220,7 +220,7 @@ def test_a_place_that_refuses_to_remove_is_reported(copies):
 
 
 def test_a_backup_that_is_being_made_is_waited_for_by_the_user(copies):
-    """It may have read the key before, so nothing is removed until it has ended."""
+    """A backup that runs may have read the key before, so nothing is removed until that backup has ended."""
     assert erased(copies.directory) is not None
     name = running_name("20300101T000000.000Z-00")
     copies.place.write(name, [b"x"])
@@ -235,7 +235,7 @@ def test_a_backup_that_is_being_made_is_waited_for_by_the_user(copies):
 
 
 def test_an_object_that_cannot_be_read_is_reported(copies):
-    """It may hold the key, and the backups that list it stay, until they are pruned."""
+    """An unreadable object may hold the key: the backups that list the object stay until they are pruned."""
     assert erased(copies.directory) is not None
     name = search_place(copies.place, copies.wanted).held[0]
     (copies.root / "place" / name).write_bytes(b"no object")
@@ -330,7 +330,7 @@ def test_what_is_no_copy_of_the_store_is_refused(copies, tmp_path):
 
 
 def test_a_backup_of_a_newer_version_is_refused(copies):
-    """It may list any object; nothing is removed, and no backup is made."""
+    """A manifest of a newer version may list any object; nothing is removed, and no backup is made."""
     assert erased(copies.directory) is not None
     path = copies.root / "place" / manifest_name(list_backups(copies.place).manifests[0].id)
     value = json.loads(gzip.decompress(path.read_bytes()))

@@ -125,7 +125,7 @@ def test_the_command_shows_what_it_would_erase_and_asks(store):
 
 
 def test_a_dry_run_says_the_same_and_changes_nothing(store, tmp_path):
-    """Also during a run, and for places; `--step` narrows it."""
+    """A dry run works during a run, and for places; `--step` narrows it."""
     assert command("backup", store, tmp_path / "place").exit_code == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     words = ["--key", PERSON, "--place", tmp_path / "place", "--dry-run"]
@@ -192,7 +192,7 @@ def test_records_that_name_the_key_are_shown_and_asked_for(store):
 
 
 def test_only_the_named_steps_lose_the_key(store):
-    """The same text may mean something else in another step."""
+    """A text may mean something else in another step."""
     assert erase(store, "--key", PERSON, "--step", STEP, "--yes").exit_code == 0
     there = json.loads(erase(store, "--key", PERSON, "--dry-run", "--json").stdout)
     assert [each["step"] for each in there["found"]] == [OTHER]
@@ -241,7 +241,7 @@ def test_no_run_may_be_active(store):
 
 
 def test_a_standby_is_not_erased_by_itself(store, tmp_path):
-    """Its place would bring the key back; with --standby, the place is done first."""
+    """The place of a standby would bring the key back; with --standby, the place is done first."""
     assert command("backup", store, tmp_path / "place").exit_code == 0
     assert command("follow", tmp_path / "place", tmp_path / "standby", "--once").exit_code == 0
     refused = erase(tmp_path / "standby", "--key", PERSON, "--yes")
@@ -261,7 +261,7 @@ def test_an_unknown_key_changes_nothing(store, tmp_path):
 
 
 def test_a_copy_that_still_holds_the_key_is_an_error(store, tmp_path):
-    """Its own exit code, with what is left; the directory is done, and the same command completes the rest."""
+    """An exit code of its own, with what is left; the directory is done, and the same command completes the rest."""
     place, standby = tmp_path / "place", tmp_path / "standby"
     assert command("backup", store, place).exit_code == 0
     assert command("follow", place, standby, "--once").exit_code == 0
@@ -322,7 +322,7 @@ def test_known_copies_that_were_not_named(store, tmp_path, monkeypatch):
 
 
 def test_a_place_out_of_reach_does_not_hide_the_others(store, tmp_path):
-    """It may hold the key."""
+    """An object that cannot be read may hold the key."""
     assert command("backup", store, tmp_path / "place").exit_code == 0
     (tmp_path / "file").write_text("")
     failed = erase(
@@ -368,7 +368,7 @@ def test_owners_lose_the_key(make_store):
 
 
 def test_the_old_directory_of_a_repartition_is_named(store):
-    """It is another store, with the key in it."""
+    """The old directory is another store, with the key in it."""
     assert command("repartition", store, 3, "--in-place").exit_code == 0
     said = json.loads(erase(store, "--key", PERSON, "--yes", "--json").stdout)
     [old] = said["not_named"]

@@ -95,7 +95,7 @@ ALONE = [each for each in EXAMPLES if each not in SPARK and each not in SERVE an
 
 @pytest.mark.parametrize("command", ALONE)
 def test_it_works(here: Path, command: str) -> None:
-    """Those that need no Spark, no owner and no signal."""
+    """The examples that need no Spark, no owner and no signal."""
     if command == "init":
         shutil.rmtree("db")
     words = [each.replace("/srv/states", str(here / "states")) for each in words_of(command)]

@@ -265,7 +265,7 @@ def test_rows_that_somebody_has_changed(store):
 
 @pytest.mark.parametrize("words", [("replay",), ("drop", "--no-save", "--yes")], ids=lambda words: words[0])
 def test_rows_whose_note_is_missing(store, tmp_path, words):
-    """They are listed with a finding; a replay writes the note again, and a drop leaves nothing."""
+    """Rows without a note are listed with a finding; a replay writes the note again, and a drop leaves nothing."""
     before = said("list", store)
     store = written(tmp_path / "without", lacks=note_key("a"))
     found = said("list", store)

@@ -40,7 +40,7 @@ EDIT_POINTS = [
     "start.3.partition", "close.2.checked", "close.2.collected", "close.2.driver", "close.2.snaps", "close.2.epochs",
     "close.2.committed", "close.3", "close.4",
 ]  # fmt: skip
-"""Those that an edit comes by."""
+"""The crash points that an edit comes by."""
 BAD_VALUES = {3, 7}
 Output = list[tuple[str, int]]
 

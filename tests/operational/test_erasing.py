@@ -101,7 +101,7 @@ def test_erasing_can_be_limited_to_a_step(make_store):
 
 
 def test_rows_that_a_condition_puts_aside_have_the_empty_key(store_dir):
-    """They go with it, and only they."""
+    """The rows in quarantine of a key go with the key, and only these."""
     with Driver(store_dir, (STEP, WAITING)) as run:
         apply(run, 1, WAITING, {note_key(""): "1", entry_key("", 1): "2", note_key("k"): "3"})
         apply(run, 1, STEP, {"k": "4"})
@@ -147,7 +147,7 @@ def test_errors_in_the_run_history_lose_the_key(make_store):
 
 
 def test_what_names_nothing_changes_nothing(make_store):
-    """Also a key that only looks like one, a step's name as a key, and a reserved step."""
+    """A key that only looks like one in quarantine, a step's name as a key, and a reserved step."""
     directory = make_store(2)
     history(directory, 5)
     before = {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
@@ -246,7 +246,7 @@ def test_a_reader_that_keeps_the_log_is_named(make_store, monkeypatch):
 
 
 def test_partitions_at_owners_lose_the_key_too(make_store):
-    """The same calls cross the network, and each owner rewrites its own files."""
+    """The calls cross the network, and each owner rewrites its own files."""
     places = SpreadDirectory(make_store(3), ((), (0, 2), (1,)))
     try:
         history(places, 10, executions=2)

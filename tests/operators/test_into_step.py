@@ -247,7 +247,7 @@ def test_a_log_of_offsets_that_spark_did_not_write(source, store_dir, header):
 
 
 def test_a_job_that_goes_on_meanwhile_is_noticed(source, store_dir):
-    """Its next micro-batch would be in no state."""
+    """The next micro-batch of the job would be in no state."""
     before = partition_contents(store_dir)
 
     def read(*_):

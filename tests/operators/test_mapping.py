@@ -261,7 +261,7 @@ def test_two_keys_of_one_text_are_refused():
 
 
 def test_a_function_is_called_once_for_each_key():
-    """It may change what it gets."""
+    """A function may change what it gets."""
     keys = [key(str(number), [number]) for number in range(3)]
 
     def grows(name, state):

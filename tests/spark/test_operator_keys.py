@@ -166,7 +166,7 @@ def of_rows(frame):
 
 
 def added_later(key, rows, state):
-    """The step that goes on: what times out is told, and stays."""
+    """The step that goes on: what times out is shown, and stays."""
     n, total = state.get if state.exists else (0, 0)
     n, total = n + len(rows), total + sum(row.value for row in rows)
     state.update((n, total))
@@ -184,7 +184,7 @@ class Kept:
 
 
 def kept_later(key, rows, state):
-    """The same, with every value in the state."""
+    """As above, with every value in the state."""
     values = [*(state.get.values if state.exists else []), *(row.value for row in rows)]
     state.update(Kept(len(values), values))
     yield key, len(values), sum(values)

@@ -178,7 +178,7 @@ def test_an_erasure_changes_older_epochs(tmp_path):
 
 
 def test_a_partition_that_is_too_old_counts_once(tmp_path):
-    """It is looked at again, and the progress of a look never says more files than there are."""
+    """The partition is looked at again, and the progress of a look never says more files than there are."""
     directory = tmp_path / "db"
     init_partitions(directory, 2)
     with Driver(directory, (STEP,)) as run:

@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 
 def test_a_flow_that_hangs_leaves_the_turns_to_others():
-    """Its requests are answered with an error that names the directory, it gets no further threads, and it is served
+    """Requests of the flow get an error that names the directory, the flow gets no further threads, and it is served
     again once they return."""
     stuck, sound = (ShownFlow(name, FlowSource(Path(f"/data/{name}"))) for name in ("stuck", "sound"))
     ends, begun = threading.Event(), []

@@ -69,8 +69,8 @@ def test_the_first_look_says_how_far_it_is(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_hangs_is_named(tmp_path, monkeypatch):
-    """Also where there was a look: what it showed would never change again. One thread waits for the disk, whoever
-    asks."""
+    """Where there was a look, too: what the look showed would never change again. One thread waits for the disk,
+    whoever asks."""
 
     class Jumping(SystemClock):
         ahead_s = 0.0

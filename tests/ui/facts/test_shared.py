@@ -30,7 +30,8 @@ class Source:
 
 
 def test_callers_of_the_same_moment_share_a_reading():
-    """Also one that fails, as an owner that is not reached takes long for each of them. A later caller reads again."""
+    """A look that fails is shared, too, as an owner that is not reached takes long for each of them. A later
+    caller reads again."""
     source, outcomes = Source(), []
     source.error = ValueError("broken")
 

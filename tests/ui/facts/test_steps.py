@@ -18,8 +18,8 @@ HOUR_MS = 3_600_000
 
 @pytest.mark.parametrize("is_logged", [False, True])
 def test_timeouts_are_counted_over_all_partitions(tmp_path, is_logged):
-    """Those by now, within a minute and within an hour, also while the newest epoch is only logged: there a key has got
-    a later timeout, one has none any more, and one is gone."""
+    """Timeouts by now, within a minute and within an hour, also while the newest epoch is only logged: there a key has
+    got a later timeout, one has none any more, and one is gone."""
     directory = tmp_path / "db"
     init_partitions(directory, 3)
     flows = served(directory)
@@ -136,7 +136,7 @@ def test_all_steps_together_have_a_limit(tmp_path, monkeypatch):
 
 
 def test_the_largest_keys_are_those_of_all_partitions_or_not_shown(tmp_path, monkeypatch):
-    """Also where the time is over in the last partition."""
+    """Where the time is over in the last partition, too."""
     monkeypatch.setattr("recovery.storage.sqlite.file.opening.OPS_PER_LOOK", 100)
     directory = tmp_path / "db"
     init_partitions(directory, 1)

@@ -401,7 +401,7 @@ def test_the_command(make_store, tmp_path):
 
 
 def test_a_page_says_how_far_the_first_look_is(make_store, pages, monkeypatch):
-    """It does not wait for long, looks again by itself, whichever page it is, and then shows what was asked for; a
+    """A page does not wait for long, looks again by itself, whichever page it is, and then shows what was asked for; a
     program gets 503."""
     directory = make_store(3)
     run_epochs(directory, 3, clock())
