@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
     from recovery.backup.erase import ErasedCopy
     from recovery.backup.make import Made
+    from recovery.backup.writer import Writer
     from recovery.places.protocol import Place
 
 NAMED = "a file of this machine"
@@ -234,7 +235,6 @@ class _Copies:
     def _searched_place(self, address: str) -> ErasedCopy:
         from recovery.backup.catalog import Catalog
         from recovery.backup.erase import search_place
-        from recovery.backup.writer import Writer
         from recovery.places.opening import open_place
 
         place = open_place(address)
@@ -242,10 +242,8 @@ class _Copies:
         if found.held or found.left:
             catalog = Catalog(place)
             latest = catalog.latest_of(catalog.look())
-            clock, random_id = SystemClock(), lambda: token_hex(4)
-            writer = Writer(self.directory, place, clock, random_id, place=address, dry_run=True)
             with looked_at(self.directory, self.access) as store:
-                writer.begin(plan_resume(store.found()).partitions, latest)
+                self._writer(place, address, dry_run=True).begin(plan_resume(store.found()).partitions, latest)
         return found
 
     def erased(self) -> list[ErasedCopy]:
@@ -271,12 +269,21 @@ class _Copies:
     def backed_up(self, place: Place, address: str) -> Made:
         """Make a backup of whole partitions."""
         from recovery.backup.make import make_backup
+
+        writer = self._writer(place, address)
+        with looked_at(self.directory, self.access) as store, files_of(store) as files:
+            return make_backup(
+                files, place, clock=SystemClock(), random_id=_random_id, writer=writer, home=self.directory
+            )
+
+    def _writer(self, place: Place, address: str, *, dry_run: bool = False) -> Writer:
         from recovery.backup.writer import Writer
 
-        clock, random_id = SystemClock(), lambda: token_hex(4)
-        writer = Writer(self.directory, place, clock, random_id, place=address)
-        with looked_at(self.directory, self.access) as store, files_of(store) as files:
-            return make_backup(files, place, clock=clock, random_id=random_id, writer=writer, home=self.directory)
+        return Writer(self.directory, place, SystemClock(), _random_id, place=address, dry_run=dry_run)
+
+
+def _random_id() -> str:
+    return token_hex(4)
 
 
 def _tried(location: str, work: Callable[[], ErasedCopy]) -> ErasedCopy:

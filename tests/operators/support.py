@@ -12,6 +12,11 @@ OPERATOR = {
     "operatorInfo": {"operatorId": 0, "operatorName": "stateStoreSave"},
     "stateStoreInfo": [{"storeName": "default", "numColsPrefixKey": 0, "numPartitions": 2}],
 }
+IMPORT_POINTS = [
+    "start.3.partition", "close.2.checked", "close.2.snaps", "close.2.driver", "close.2.epochs", "close.2.collected",
+    "close.2.committed", "close.3", "close.4",
+]  # fmt: skip
+"""The crash points that an import passes once it writes."""
 
 
 def write_job(checkpoint: Path, batch: int, begun: bool = True) -> None:

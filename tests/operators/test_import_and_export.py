@@ -36,7 +36,7 @@ from recovery.storage.snapshot import snapshot_at
 from recovery.storage.store import Store
 from tests.checkpoint.support import write
 from tests.faults.minirun import child, die_at, wait
-from tests.operators.support import held, job, place, write_job
+from tests.operators.support import IMPORT_POINTS, held, job, place, write_job
 from tests.stores import Driver, alter, paths_of, problems, query
 
 CLOCK = SystemClock()
@@ -201,12 +201,6 @@ def test_an_import_that_fails_halfway_can_be_repeated(source, store_dir, tmp_pat
     assert taken(source, store_dir).epoch == 1
     export(Store(store_dir), place(tmp_path / "out"))
     assert held(tmp_path / "out") == job(4)
-
-
-IMPORT_POINTS = [
-    "start.3.partition", "close.2.checked", "close.2.snaps", "close.2.driver", "close.2.epochs", "close.2.collected",
-    "close.2.committed", "close.3", "close.4",
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("visit", [1, 2])

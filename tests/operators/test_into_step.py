@@ -38,7 +38,7 @@ from recovery.values.declaration import Declaration
 from recovery.values.keys import encode_key
 from tests.checkpoint.support import write
 from tests.faults.minirun import child, die_at, wait
-from tests.operators.support import OPERATOR, held, job, place, write_job
+from tests.operators.support import IMPORT_POINTS, OPERATOR, held, job, place, write_job
 from tests.owner.served import Served, spread, token_file
 from tests.stores import paths_of, problems
 
@@ -331,14 +331,8 @@ def test_partitions_at_owners_get_the_same(source, store_dir, tmp_path):
             each.stop()
 
 
-POINTS = [
-    "start.3.partition", "close.2.checked", "close.2.snaps", "close.2.driver", "close.2.epochs", "close.2.collected",
-    "close.2.committed", "close.3", "close.4",
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("visit", [1, 2])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", IMPORT_POINTS)
 def test_an_import_that_is_killed_can_be_repeated(source, store_dir, tmp_path, point, visit):
     """At every step, in the first and in the second partition: all of the epoch counts, and a second import says so; or
     nothing does, and the second import is whole."""
