@@ -21,7 +21,7 @@ from recovery.errors import RecoveryError, SparkUnavailableError
 from recovery.host import private
 from recovery.host.signals import EndingAfter, handled
 from recovery.spark.clusters import BY_BIND_ADDRESS, check_master, is_cluster, is_kubernetes, is_one_process
-from recovery.spark.jvm import cache, executors, local_files, versions
+from recovery.spark.jvm import cache, executors, local_files, prompt_sockets, versions
 from recovery.spark.jvm.jars import advice, check_jars, check_loaded
 from recovery.spark.jvm.java import choose_java, java_home
 from recovery.spark.jvm.launch import Launch, LaunchError, abandon_launch, end, user_options
@@ -181,6 +181,7 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
         context.setLogLevel("ERROR")
         session = SparkSession(context)
         local_files.install(session)
+        prompt_sockets.install(session)
         _MADE.add(context)
     except Exception as error:
         # Read the text before the JVM ends: it is kept there.

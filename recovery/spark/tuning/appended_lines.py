@@ -28,7 +28,6 @@ from weakref import WeakSet
 
 import msgspec
 from pyspark import SparkContext
-from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -41,6 +40,7 @@ from recovery.appended.position import HEAD_BYTES, TAIL_BYTES, FilePosition, Inp
 from recovery.appended.reach import TaskFiles
 from recovery.errors import RecoveryError
 from recovery.spark.clusters import is_one_process
+from recovery.spark.jvm import prompt_sockets
 from recovery.spark.jvm.java_sources import new_for_tasks
 from recovery.spark.sources.appended import check_schema
 from recovery.spark.tuning.tuning import is_switched_on
@@ -63,7 +63,7 @@ def install(spark: SparkSession) -> None:
         made = new_for_tasks(spark, _SOURCE, _CLASS)
         if made is None:
             return
-        ensure_callback_server_started(gateway)
+        prompt_sockets.install_here(gateway)
         made.answerBy(JvmCallback())
         _installed.add(gateway)
 
