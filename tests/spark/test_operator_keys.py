@@ -254,9 +254,13 @@ def first_half(spark, feed, job, store, checkpoint):
     feed.add((key, 5) for key in ODD_KEYS if key is not None and "," not in key)
     feed.add([("only early", 7)])
     with set_to(spark, STORES[store]):
-        writer = job(feed.frame(spark)).writeStream.foreachBatch(lambda batch, _: batch.collect()).outputMode("update")
-        query = writer.option("checkpointLocation", str(checkpoint)).trigger(once=True).start()
-        query.awaitTermination()
+        written(job(feed.frame(spark)), checkpoint)
+
+
+def written(frame, checkpoint):
+    """Run a job to the end of its input."""
+    writer = frame.writeStream.foreachBatch(lambda batch, _: batch.collect()).outputMode("update")
+    writer.option("checkpointLocation", str(checkpoint)).trigger(once=True).start().awaitTermination()
 
 
 def imported(spark, checkpoint, directory, *, function=None, state=None, processing_time=False, dry_run=False):
@@ -346,10 +350,7 @@ def test_what_a_step_cannot_have_is_refused(spark, feed, tmp_path):
             ("lone", of_groups(grouped_for_a_while, PROCESSING)),
             ("many", of_pandas(Several, "ProcessingTime")),
         ):
-            writer = (
-                job(feed.frame(spark)).writeStream.foreachBatch(lambda batch, _: batch.collect()).outputMode("update")
-            )
-            writer.option("checkpointLocation", str(tmp_path / name)).trigger(once=True).start().awaitTermination()
+            written(job(feed.frame(spark)), tmp_path / name)
     with pytest.raises(UnsupportedPlanError, match="does not say in which time"):
         imported(spark, tmp_path / "lone", tmp_path / "db")
     with pytest.raises(ConfigurationError, match="the variables count, every, often"):
@@ -398,8 +399,7 @@ def test_keys_and_states_of_every_type(spark, tmp_path):
     key = ["name", "n", "at", "x", "price", "raw"]
     rows = rows.withColumn("price", F.col("n").cast("decimal(10,2)")).withColumn("raw", F.col("name").cast("binary"))
     job = rows.groupBy(*key).applyInPandasWithState(typed, "n long", TYPED, "update", APPLY)
-    query = job.writeStream.foreachBatch(lambda batch, _: batch.collect()).outputMode("update")
-    query.option("checkpointLocation", str(tmp_path / "job")).trigger(once=True).start().awaitTermination()
+    written(job, tmp_path / "job")
     assert imported(spark, tmp_path / "job", tmp_path / "db").keys == 2
 
     seen = []
@@ -443,8 +443,7 @@ def test_moments_in_keys_of_transform_with_state(spark, tmp_path, zone):
     rows = spark.readStream.schema("name string, at timestamp").csv(str(tmp_path / "input"))
     with set_to(spark, {**STORES["rocksdb"], **({"spark.sql.session.timeZone": zone} if zone else {})}):
         job = rows.groupBy("name", "at").transformWithStateInPandas(Counted(), "n long", "update", "None")
-        query = job.writeStream.foreachBatch(lambda batch, _: batch.collect()).outputMode("update")
-        query.option("checkpointLocation", str(tmp_path / "job")).trigger(once=True).start().awaitTermination()
+        written(job, tmp_path / "job")
     if zone is not None:
         with pytest.raises(UnsupportedPlanError, match="in a partition in which Spark would not look"):
             imported(spark, tmp_path / "job", tmp_path / "db")
