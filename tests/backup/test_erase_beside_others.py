@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from recovery.errors import ErasureIncompleteError, StateNotFoundError, StorageError
+from recovery.errors import ErasureIncompleteError, HydratingError, StateNotFoundError, StorageError
 from tests.backup import emulators
 from tests.backup.buckets import locked_bucket, versioned_bucket
 from tests.backup.emulators import Emulator, script
+from tests.backup.support import bring_back
 from tests.backup.test_tools import litestream_config, wait_for_replica
 from tests.cli.test_erase import command, erase
 from tests.operational.person import OTHER, PERSON, SECRET, WAITING, apply, history, traces
@@ -204,6 +205,36 @@ def test_a_standby_that_follows_meanwhile(store, tmp_path):
     done = erase(store, "--key", PERSON, "--place", place, "--standby", standby, "--yes")
     assert done.exit_code == StateNotFoundError.exit_code, done.output
     assert problems(standby) == traces(tmp_path, SECRET) == []
+
+
+def test_a_directory_that_is_still_fetched_from_the_place(make_store, tmp_path):
+    """It cannot be erased before it is whole. If its place loses the old objects meanwhile, reading says which object
+    is missing, and nothing wrong is read."""
+    store, place, lazy = make_store(2), tmp_path / "place", tmp_path / "lazy"
+    fill(store)
+    with Driver(store, (STEP,), backup_interval_s=3600.0) as run:
+        apply(run, 10**6, STEP, {PERSON: f'"{SECRET}"'})
+        run.close(10**6)
+    assert command("backup", store, place).exit_code == 0
+    bring_back(place, lazy, tmp_path, lazy_from=str(place))
+    refused = erase(lazy, "--key", PERSON, "--yes")
+    assert refused.exit_code == HydratingError.exit_code
+    done = erase(store, "--key", PERSON, "--place", place, "--yes")
+    assert done.exit_code == 0, done.output
+    read = command("state", "list", lazy, "--step", STEP, "--json")
+    assert read.exit_code not in (0, 1, 2)
+    assert "objects/part-" in read.output
+    assert "Traceback" not in read.output
+    assert erase(lazy, "--key", PERSON, "--yes").exit_code == HydratingError.exit_code
+
+
+def fill(directory: Path) -> None:
+    """States that take many pages."""
+    with Driver(directory, (STEP,), backup_interval_s=3600.0) as run:
+        for number in range(3):
+            many = {f"many-{number}-{each}": json.dumps(f"{each * 7919:x}" * 100) for each in range(500)}
+            apply(run, number + 1, STEP, many)
+            run.close(number + 1)
 
 
 def eventually(holds: Callable[[], bool]) -> None:
