@@ -18,8 +18,9 @@ from pyspark.sql import functions as F
 from recovery import StepChangedError, stateful
 from recovery.errors import ConfigurationError
 from recovery.storage.snapshot import snapshot_at
+from recovery.values.keys import encode_key
 from tests.spark.support import Feed, run_to_end
-from tests.spark.test_operator_keys import HOUR_MS, OUTPUT, added_later, imported, totals_in, truth
+from tests.spark.test_operator_keys import HOUR_MS, OUTPUT, added_later, imported, totals_in
 from tests.stores import problems
 
 pytestmark = pytest.mark.long
@@ -34,15 +35,11 @@ TURNED = COLUMNS.replace("least: long, most: long", "most: long, least: long")
 
 @dataclass(frozen=True)
 class Jobs:
-    """What the jobs have read, and where their checkpoints are."""
+    """Where the jobs' checkpoints are; what they have read, and the whole input, with a file that came later."""
 
-    rows: list[tuple[str, int]]
     checkpoints: Path
-
-    def feed(self, path: Path) -> Feed:
-        """The input of one flow that goes on: the jobs' files, and more."""
-        shutil.copytree(self.checkpoints.parent / "input", path)
-        return Feed.over(path, self.rows)
+    half: dict[str, list[int]]
+    feed: Feed
 
 
 @pytest.fixture(scope="module", params=["unsaferow", "avro"])
@@ -67,7 +64,14 @@ def jobs(request, tmp_path_factory) -> Jobs:
         capture_output=True, text=True, check=False, timeout=500, env={**os.environ, "SPARK_HOME": str(home)},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-5000:]
-    return Jobs(feed.rows, root / "jobs")
+    half = feed.totals()
+    feed.add_random(3, count=60, keys=20)
+    return Jobs(root / "jobs", half, feed)
+
+
+def encoded(totals):
+    """Totals by state key."""
+    return {encode_key(key): total for key, total in totals.items()}
 
 
 def with_range(key, rows, state):
@@ -115,58 +119,54 @@ def test_a_flow_goes_on_exactly_behind_a_job_in_scala(spark, jobs, tmp_path, kin
     """The columns of a case class or a bean are those of the step; a key has the name that Spark gives it."""
     state, options, update = CASES[kind]
     named = {} if state is None else {"state": state}
-    feed = jobs.feed(tmp_path / "input")
     done = imported(spark, jobs.checkpoints / kind, tmp_path / "db", **options, **named)
-    assert (done.keys, done.timeouts > 0) == (len(feed.totals()), kind == "timeout")
+    assert (done.keys, done.timeouts > 0) == (len(jobs.half), kind == "timeout")
     if kind != "two key columns":
-        assert totals_in(tmp_path / "db") == truth(feed)
+        assert {key: total[:2] for key, total in totals_in(tmp_path / "db").items()} == encoded(jobs.half)
     if kind == "timeout":
         ends = {each.timeout_ms for each in snapshot_at(tmp_path / "db").states("totals")}
         assert all(each is not None and each > HOUR_MS for each in ends)
-    feed.add_random(3, count=60, keys=20)
     keys = [F.col("key").alias("_1"), F.length("key").alias("_2")] if kind == "two key columns" else []
     step = stateful(
         "totals", key=keys or F.col("key").alias("value"), update=update, output=OUTPUT, state=state,
         timeout=kind == "timeout",
     )  # fmt: skip
-    run_to_end(feed.frame(spark).transform(step), tmp_path / "db")
+    run_to_end(jobs.feed.frame(spark).transform(step), tmp_path / "db")
     found = totals_in(tmp_path / "db")
     if keys:
         found = {json.loads(key)[0]: total for key, total in found.items()}
-        assert {key: total[:2] for key, total in found.items()} == feed.totals()
+        assert {key: total[:2] for key, total in found.items()} == jobs.feed.totals()
     else:
-        assert {key: total[:2] for key, total in found.items()} == truth(feed)
+        assert {key: total[:2] for key, total in found.items()} == encoded(jobs.feed.totals())
     assert problems(tmp_path / "db") == []
 
 
 def test_parts_within_a_part_go_by_their_names(spark, jobs, tmp_path):
     """A step that names the same columns in another order gets each value under its name; a step that says nothing at
     the import is refused by its first run, which changes nothing."""
-    feed = jobs.feed(tmp_path / "input")
     imported(spark, jobs.checkpoints / "case class", tmp_path / "db", state=TURNED)
     ranges = {each.key: json.loads(each.value)[2] for each in snapshot_at(tmp_path / "db").states("totals")}
     assert any(most != least for most, least in ranges.values())
     assert all(most >= least for most, least in ranges.values())
     imported(spark, jobs.checkpoints / "case class", tmp_path / "kept")
     step = stateful("totals", key=F.col("key").alias("value"), update=with_range, output=OUTPUT, state=TURNED)
-    with pytest.raises(StepChangedError, match="position 0 of 'range' of the state was 'least' and is 'most'"):
-        run_to_end(feed.frame(spark).transform(step), tmp_path / "kept")
+    with pytest.raises(StepChangedError, match=r"'range' of the state was struct\(least, most\)"):
+        run_to_end(jobs.feed.frame(spark).transform(step), tmp_path / "kept")
     assert snapshot_at(tmp_path / "kept").epoch == 1
 
 
 def test_a_state_without_names_is_one_column(spark, jobs, tmp_path):
     """A number is the column `value`, as Spark calls it. What Kryo has written is bytes, which no step in Python can
     read: they stay as they are, and a step with other columns is refused by its first run."""
-    feed = jobs.feed(tmp_path / "input")
     imported(spark, jobs.checkpoints / "number", tmp_path / "number")
     states = {each.key: json.loads(each.value) for each in snapshot_at(tmp_path / "number").states("totals")}
-    assert states == {key: [total] for key, (_, total) in truth(feed).items()}
+    assert states == {key: [total] for key, (_, total) in encoded(jobs.half).items()}
     imported(spark, jobs.checkpoints / "kryo", tmp_path / "kryo")
     for name in ("number", "kryo"):
         step = stateful("totals", key=F.col("key").alias("value"), update=added_later, output=OUTPUT,
                         state="n long, total long")  # fmt: skip
         with pytest.raises(StepChangedError, match="position 0 of the state was 'value' and is 'n'"):
-            run_to_end(feed.frame(spark).transform(step), tmp_path / name)
+            run_to_end(jobs.feed.frame(spark).transform(step), tmp_path / name)
     with pytest.raises(ConfigurationError, match="the variables count, every, often"):
         imported(spark, jobs.checkpoints / "several", tmp_path / "number-2")
 
@@ -174,8 +174,7 @@ def test_a_state_without_names_is_one_column(spark, jobs, tmp_path):
 def test_a_key_has_the_name_that_spark_gives_it(spark, jobs, tmp_path):
     """A key that is no class is the column `value`: a step with another name is refused by its first run, and the error
     says both."""
-    feed = jobs.feed(tmp_path / "input")
     imported(spark, jobs.checkpoints / "bean", tmp_path / "db")
     step = stateful("totals", key="key", update=added_later, output=OUTPUT, state="n long, total long")
     with pytest.raises(StepChangedError, match="its key was value string and is key string"):
-        run_to_end(feed.frame(spark).transform(step), tmp_path / "db")
+        run_to_end(jobs.feed.frame(spark).transform(step), tmp_path / "db")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 
 import pytest
@@ -35,20 +34,19 @@ def jobs(request, tmp_path_factory):
     environ |= {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": request.param}
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500, env=environ, cwd=ROOT)
     assert ran.returncode == 0, ran.stderr[-5000:]
-    return root, feed.rows
+    half = truth(feed)
+    feed.add_random(3, count=60, keys=20)
+    return root / "jobs", half, feed
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_state_of_another_version_goes_on_here(spark, jobs, tmp_path, name):
     """Totals are those of all input, with the operator's metadata, schemas and files as that version wrote them."""
-    root, rows = jobs
+    checkpoints, half, feed = jobs
     _, _, options, update, state = JOBS[name]
-    shutil.copytree(root / "input", tmp_path / "input")
-    feed = Feed.over(tmp_path / "input", rows)
-    done = imported(spark, root / "jobs" / name, tmp_path / "db", **options)
-    assert (done.keys, done.left_out, done.expired) == (len(feed.totals()), 0, 0)
-    assert totals_in(tmp_path / "db") == truth(feed)
-    feed.add_random(3, count=60, keys=20)
+    done = imported(spark, checkpoints / name, tmp_path / "db", **options)
+    assert (done.keys, done.left_out, done.expired) == (len(half), 0, 0)
+    assert totals_in(tmp_path / "db") == half
     step = stateful("totals", key="key", update=update, output=OUTPUT, state=state, timeout=True)
     run_to_end(feed.frame(spark).transform(step), tmp_path / "db")
     assert totals_in(tmp_path / "db") == truth(feed)
