@@ -50,6 +50,7 @@ COVERED_BY = {
     "checkpoint/test_sources.py": "checkpoint.position",
     "operators/test_import_and_export.py": """checkpoint.directories checkpoint.relocate
         checkpoint.state_stores.state_files operators.choose operators.exporting operators.held operators.importing""",
+    "cli/test_erase.py": "cli.erase_copies",
     "operators/test_into_step.py": "cli.checkpoint_into_step",
     "faults/test_clocks.py": "base.clock",
     "faults/test_hostile_files.py": "base.threads",

@@ -7,7 +7,8 @@ place.2 If some hold a key: make a backup of whole partitions, from the store in
 place.3 Refuse to go on while another backup is being made: it may hold the keys.
 place.4 Remove the manifests that list an object which holds a key, then prune what no backup needs any more, then the
         objects and notes that hold a key and are still there.
-place.5 Search again, until there is no object that was not searched.
+place.5 Search again, until there is no object that was not searched: a bucket with versioning keeps an older version of
+        each object that was removed, which is searched and removed as an object.
 
 What a backup that goes had besides is in the new one, for the epochs that the store still holds; older epochs are no
 longer restored from this place. Killed at any step, the same call completes it; killed while it makes the backup, once
@@ -17,7 +18,7 @@ the note of that backup is a day old.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,7 @@ from recovery.errors import (
 from recovery.host.durable import create
 from recovery.host.scratch import scratch_directory
 from recovery.host.storage_errors import storage_errors
-from recovery.places.protocol import DRAFT, Place, UnreadableError
+from recovery.places.protocol import DRAFT, Lock, OlderVersion, Place, UnreadableError
 from recovery.planning.backups import MOST_DIGITS, KeepRule
 from recovery.storage.erasing import SoughtKeys, changes_hold, partition_holds, rewrite, text_holds
 from recovery.storage.standby import is_standby
@@ -59,8 +60,10 @@ CHANGES = ".changes.zst"
 @dataclass(frozen=True, slots=True)
 class ErasedCopy:
     """What was done, or would be done, at one place or standby. held: the objects that held a key, or the files of a
-    standby. removed: the ids of the backups that listed one. backup: the id of the backup that takes their place. left:
-    what still holds a key, or may; why: the reason."""
+    standby; an older version of an object has its id behind a question mark. removed: the ids of the backups that
+    listed one. backup: the id of the backup that takes their place. left: what still holds a key, or may; why: the
+    reason. until: when the last lock of these ends; None: none is locked until a date. unseen: what the place may keep
+    of removed objects that nobody can look at from here."""
 
     location: str
     held: tuple[str, ...] = ()
@@ -68,6 +71,13 @@ class ErasedCopy:
     backup: str | None = None
     left: tuple[str, ...] = ()
     why: str = ""
+    until: str | None = None
+    unseen: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing of the keys is left there, and nothing that may hold them is unseen."""
+        return not (self.left or (self.held and self.unseen))
 
     @property
     def is_place(self) -> bool:
@@ -83,18 +93,23 @@ class ErasedCopy:
             "backup": self.backup,
             "left": list(self.left),
             "why": self.why,
+            "until": self.until,
+            "unseen": self.unseen,
         }
 
 
 class _Search:
-    """The objects of a place, of which each is read once. searched: the names that were; holding: those of them that
-    hold a key; unread: those that cannot be read as what they should be."""
+    """The objects of a place and their older versions, of which each is read once. searched: the names that were;
+    holding: those of them that hold a key; unread: those that cannot be read as what they should be; unseen: what
+    nobody can look at."""
 
     def __init__(self, place: Place, wanted: SoughtKeys) -> None:
         self._place, self._wanted = place, wanted
+        self._older: dict[str, OlderVersion] = {}
         self.searched: set[str] = set()
         self.holding: list[str] = []
         self.unread: list[str] = []
+        self.unseen = place.unseen
 
     def begin(self) -> None:
         """Search what is there now. Raises NoBackupError, ForeignPartitionError, UnsupportedVersionError for backups of
@@ -108,11 +123,21 @@ class _Search:
 
     def names(self) -> list[str]:
         """Return the names of what a place has, of any partition. Raises BackupTargetError."""
-        return [*(entry.name for entry in entries_of(self._place, OBJECTS)), *drill_names(self._place)]
+        names = [*(entry.name for entry in entries_of(self._place, OBJECTS)), *drill_names(self._place)]
+        if self._place.versions is not None and not self.unseen:
+            try:
+                found = [each for prefix in (OBJECTS, DRILLS) for each in self._place.versions.entries(prefix)]
+            except BackupTargetError as error:
+                # Another permission than that to list objects.
+                self.unseen = f"older versions of objects: {error.found}"
+                return names
+            self._older = {each.shown: each for each in found if not each.name.endswith("/")}
+        return [*names, *self._older]
 
     def has_rows(self) -> bool:
-        """Return whether a backup may have a key, and not only the notes of drills."""
-        return bool(self.unread) or any(name.startswith(OBJECTS) for name in self.holding)
+        """Return whether a backup may have a key, and not only the notes of drills and what was removed before."""
+        current = [name for name in (*self.holding, *self.unread) if name not in self._older]
+        return any(name.startswith(OBJECTS) for name in current)
 
     def go_on(self) -> bool:
         """Search the objects that were not searched yet; return whether there were any. Raises BackupTargetError."""
@@ -124,13 +149,32 @@ class _Search:
                 self._look(name, room / "object")
         return bool(new)
 
+    def delete(self, name: str) -> None:
+        """Remove an object, or an older version of one. Raises what `Place.delete` raises."""
+        older = self._older.get(name)
+        if older is None:
+            self._place.delete(name)
+        elif self._place.versions is not None:
+            self._place.versions.delete(older)
+
+    def locks(self, names: Iterable[str]) -> list[Lock]:
+        """Return what keeps these from being removed. Raises BackupTargetError."""
+        versions = self._place.versions
+        if versions is None:
+            return []
+        named = (self._older.get(name, OlderVersion(name, "")) for name in names)
+        return [lock for each in named if (lock := versions.lock(each.name, each.version or None)) is not None]
+
     def _look(self, name: str, path: Path) -> None:
         self.searched.add(name)
-        if name.endswith(DRAFT):
+        older = self._older.get(name)
+        object_name = name if older is None else older.name
+        if object_name.endswith(DRAFT):
             # Of a writer that was killed, or that writes now.
             self.unread.append(name)
             return
-        holds = changes_hold if name.endswith(CHANGES) else text_holds if name.startswith(DRILLS) else partition_holds
+        is_note, is_changes = object_name.startswith(DRILLS), object_name.endswith(CHANGES)
+        holds = changes_hold if is_changes else text_holds if is_note else partition_holds
         try:
             self._fetch(name, path)
             if holds(path, self._wanted):
@@ -146,7 +190,8 @@ class _Search:
 
     def _fetch(self, name: str, path: Path) -> None:
         # A missing object is not an error of the scratch directory.
-        chunks = self._place.read(name)
+        older, versions = self._older.get(name), self._place.versions
+        chunks = self._place.read(name) if older is None or versions is None else versions.read(older)
         first = next(chunks, b"")
         with storage_errors(path), os.fdopen(create(path), "wb") as file:
             file.write(first)
@@ -160,7 +205,31 @@ def search_place(place: Place, wanted: SoughtKeys) -> ErasedCopy:
     search = _Search(place, wanted)
     search.begin()
     removed = tuple(manifest.id for manifest in _listing(place, search.holding))
-    return ErasedCopy(place.shown, tuple(search.holding), removed, left=tuple(search.unread), why=_unread(search))
+    held, left = tuple(search.holding), tuple(search.unread)
+    locked = _Locked.of(search, held)
+    why = _unread(search) or locked.why
+    return ErasedCopy(place.shown, held, removed, left=left, why=why, until=locked.until, unseen=search.unseen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Locked:
+    """Why locks keep objects, and until when the last one does. Nothing: no lock is known."""
+
+    why: str = ""
+    until: str | None = None
+
+    @classmethod
+    def of(cls, search: _Search, names: Iterable[str]) -> _Locked:
+        try:
+            locks = search.locks(names)
+        except BackupTargetError:
+            # Whoever may remove objects need not see their locks.
+            return cls()
+        until = max((lock.until for lock in locks if lock.until is not None), default=None)
+        modes = ", ".join(sorted({lock.mode for lock in locks}))
+        holds = any(lock.until is None for lock in locks)
+        end = " and ".join([*([f"until {until}"] if until else []), *(["until its hold is removed"] if holds else [])])
+        return cls(f"the bucket keeps {len(locks)} of them {end} ({modes})" if locks else "", until)
 
 
 def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], clock: Clock) -> ErasedCopy:
@@ -171,47 +240,57 @@ def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], cloc
     search = _Search(place, wanted)
     search.begin()
     if not search.holding and not search.unread:
-        return ErasedCopy(place.shown)
-    if not search.has_rows():
-        refused: dict[str, str] = {}
-        for name in search.holding:
-            _delete(place, name, refused)
-        return ErasedCopy(place.shown, tuple(search.holding), left=tuple(refused), why=next(iter(refused.values()), ""))
+        return ErasedCopy(place.shown, unseen=search.unseen)
     # place.2
-    made = make().manifest
+    made = make().manifest if search.has_rows() else None
     faults.reach("place.2")
     # place.3
     limit_ms = clock.wall_ms() - STALE_AFTER_S * 1000
     running = tuple(entry.name for entry in entries_of(place, RUNNING) if entry.written_ms >= limit_ms)
-    if running:
+    if running and made is not None:
         why = "a backup is being made there, or was killed within a day; repeat the command when it has ended"
         return ErasedCopy(place.shown, tuple(search.holding), (), made.id, (*search.holding, *running), why)
     removed: list[str] = []
-    refused = {}
+    refused: dict[str, str] = {}
     while True:
         # place.4
-        going = [manifest.id for manifest in _listing(place, search.holding)]
-        for name in map(manifest_name, going):
-            _delete(place, name, refused)
-        removed += going
-        faults.reach("place.4.manifests")
-        try:
-            prune(place, [ALL], clock.wall_ms(), made=made)
-        except BackupTargetError as error:
-            # Of other objects perhaps; those with a key are tried one by one.
-            refused[""] = error.found
+        if made is not None:
+            removed += _retire(place, search, made, clock, refused)
         there = set(search.names())
         for name in (name for name in search.holding if name in there):
-            _delete(place, name, refused)
+            _delete(search.delete, name, refused)
         faults.reach("place.4")
         # place.5
         if not search.go_on():
             break
     there = set(search.names())
     left = tuple(name for name in (*search.holding, *search.unread) if name in there)
-    why = next(iter(refused.values()), "") if left else ""
-    gone = tuple(each for each in removed if manifest_name(each) not in refused)
-    return ErasedCopy(place.shown, tuple(search.holding), gone, made.id, left, why or _unread(search, left))
+    locked = _Locked.of(search, left)
+    why = locked.why or next(iter(refused.values()), "") or _unread(search, left)
+    return ErasedCopy(
+        place.shown,
+        tuple(search.holding),
+        tuple(each for each in removed if manifest_name(each) not in refused),
+        None if made is None else made.id,
+        left,
+        why if left else "",
+        locked.until,
+        search.unseen,
+    )
+
+
+def _retire(place: Place, search: _Search, made: Manifest, clock: Clock, refused: dict[str, str]) -> list[str]:
+    """Remove the backups that list an object with a key, and what no backup needs; return the ids of the former."""
+    going = [manifest.id for manifest in _listing(place, search.holding)]
+    for name in map(manifest_name, going):
+        _delete(place.delete, name, refused)
+    faults.reach("place.4.manifests")
+    try:
+        prune(place, [ALL], clock.wall_ms(), made=made)
+    except BackupTargetError as error:
+        # Of other objects perhaps; those with a key are tried one by one.
+        refused[""] = error.found
+    return going
 
 
 def _listing(place: Place, holding: Sequence[str]) -> Iterator[Manifest]:
@@ -220,9 +299,9 @@ def _listing(place: Place, holding: Sequence[str]) -> Iterator[Manifest]:
         yield from (each for each in list_backups(place).manifests if not names.isdisjoint(each.objects))
 
 
-def _delete(place: Place, name: str, refused: dict[str, str]) -> None:
+def _delete(delete: Callable[[str], None], name: str, refused: dict[str, str]) -> None:
     try:
-        place.delete(name)
+        delete(name)
     except RecoveryError as error:
         refused[name] = error.found
 

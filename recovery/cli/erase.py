@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,10 +19,11 @@ from recovery.base.wording import counted
 from recovery.cli.asking import ask
 from recovery.cli.common import DIRECTORY, directory_argument, json_option, print_json, say, tell, tell_error
 from recovery.cli.dry_run import dry_run_option
+from recovery.cli.erase_copies import NamedCopies, beside, known_copies
 from recovery.cli.option import option
-from recovery.cli.owners import looked_at, owner_options, store_at
+from recovery.cli.owners import owner_options, store_at
 from recovery.cli.tables import table
-from recovery.errors import ConfigurationError, ErasureIncompleteError, RecoveryError
+from recovery.errors import ConfigurationError, ErasureIncompleteError
 from recovery.operational.steps.erasing import (
     Erased,
     Found,
@@ -39,7 +36,6 @@ from recovery.operational.steps.erasing import (
     nothing_found,
 )
 from recovery.planning.resume import plan_resume
-from recovery.storage.copied import files_of
 from recovery.storage.erasing import SoughtKeys
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.seam import KeyToErase
@@ -48,9 +44,6 @@ from recovery.storage.store import OwnerAccess
 if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
     from recovery.backup.erase import ErasedCopy
-    from recovery.backup.make import Made
-    from recovery.backup.writer import Writer
-    from recovery.places.protocol import Place
 
 NAMED = "a file of this machine"
 MOST_BYTES = 64 << 20
@@ -111,30 +104,31 @@ def erase_command(
     wanted = SoughtKeys(keys, first.store_id, len(others) + 1, states)
     seen = _Seen(
         directory,
+        wanted.store_id,
         keys,
         look(store, keys),
         documents(store, states, SystemClock()) if states else [],
         in_history(store, keys, SystemClock()),
         has_spark_state(store),
-        _unnamed(directory, [*places, *map(str, standbys)]),
+        known_copies(directory, [*places, *map(str, standbys)]),
     )
-    copies = _Copies(directory, access, wanted, places, standbys)
+    copies = NamedCopies(directory, access, wanted, places, standbys)
     if dry_run:
-        there = copies.searched()
+        there = [*copies.searched(), *beside(directory)]
         if not seen and not any(each.held or each.left for each in there):
-            raise nothing_found(store)
+            raise nothing_found(store, [each.location for each in there])
         _report(seen, None, there, dry_run, as_json)
         return
     store.check_free()
     if not yes:
         _ask(seen, copies)
     done = erase(store, keys, SystemClock(), states=states, required=not copies)
-    there = copies.erased()
+    there = [*copies.erased(), *beside(directory)]
     if done is None and not any(each.held or each.left for each in there):
-        raise nothing_found(store)
+        raise nothing_found(store, [each.location for each in there])
     _forget_drill(directory, wanted)
     _report(seen if done is None else replace(seen, found=done.found), done, there, dry_run, as_json)
-    if any(each.left for each in there):
+    if not all(each.is_done for each in there):
         error = _incomplete(there)
         if not as_json:
             tell_error(error)
@@ -147,6 +141,7 @@ class _Seen:
     state of Spark's own operators. unnamed: known copies that the command does not name."""
 
     directory: Path
+    store_id: str
     keys: Sequence[KeyToErase]
     found: Sequence[Found]
     ids: Sequence[str]
@@ -158,7 +153,7 @@ class _Seen:
         return bool(self.found or self.ids) or any(self.recorded)
 
 
-def _ask(seen: _Seen, copies: _Copies) -> None:
+def _ask(seen: _Seen, copies: NamedCopies) -> None:
     """Show what would be erased, and ask. Where the directory has nothing, the copies are searched for that first."""
     also = " and of the named copies" if copies else ""
     if seen.found or seen.ids:
@@ -206,95 +201,6 @@ def _piped() -> bytes:
     return content
 
 
-@dataclass(frozen=True, slots=True)
-class _Copies:
-    """The copies that the command names."""
-
-    directory: Path
-    access: OwnerAccess
-    wanted: SoughtKeys
-    places: tuple[str, ...]
-    standbys: tuple[Path, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.places or self.standbys)
-
-    def searched(self, *, tried: bool = False) -> list[ErasedCopy]:
-        """Return what the copies hold. Raises what searching raises. tried: a copy that cannot be searched is one that
-        may hold the keys."""
-        if not self:
-            return []
-        from recovery.backup.erase import search_standby
-
-        works: list[tuple[str, Callable[[], ErasedCopy]]] = [
-            (each, partial(self._searched_place, each)) for each in self.places
-        ]
-        works += [(str(each), partial(search_standby, each, self.wanted)) for each in self.standbys]
-        return [_tried(location, work) if tried else work() for location, work in works]
-
-    def _searched_place(self, address: str) -> ErasedCopy:
-        from recovery.backup.catalog import Catalog
-        from recovery.backup.erase import search_place
-        from recovery.places.opening import open_place
-
-        place = open_place(address)
-        found = search_place(place, self.wanted)
-        if found.held or found.left:
-            catalog = Catalog(place)
-            latest = catalog.latest_of(catalog.look())
-            with looked_at(self.directory, self.access) as store:
-                self._writer(place, address, dry_run=True).begin(plan_resume(store.found()).partitions, latest)
-        return found
-
-    def erased(self) -> list[ErasedCopy]:
-        """Erase the keys from the copies, and return what was done at each. A copy that fails is one that still may
-        hold the keys."""
-        if not self:
-            return []
-        from recovery.backup.erase import erase_place, erase_standby
-        from recovery.places.opening import open_place
-
-        clock = SystemClock()
-
-        def at_place(address: str) -> ErasedCopy:
-            place = open_place(address)
-            return erase_place(place, self.wanted, lambda: self.backed_up(place, address), clock)
-
-        def at_standby(standby: Path) -> ErasedCopy:
-            return erase_standby(standby, self.wanted, clock)
-
-        found = [_tried(each, partial(at_place, each)) for each in self.places]
-        return [*found, *(_tried(str(each), partial(at_standby, each)) for each in self.standbys)]
-
-    def backed_up(self, place: Place, address: str) -> Made:
-        """Make a backup of whole partitions."""
-        from recovery.backup.make import make_backup
-
-        writer = self._writer(place, address)
-        with looked_at(self.directory, self.access) as store, files_of(store) as files:
-            return make_backup(
-                files, place, clock=SystemClock(), random_id=_random_id, writer=writer, home=self.directory
-            )
-
-    def _writer(self, place: Place, address: str, *, dry_run: bool = False) -> Writer:
-        from recovery.backup.writer import Writer
-
-        return Writer(self.directory, place, SystemClock(), _random_id, place=address, dry_run=dry_run)
-
-
-def _random_id() -> str:
-    return token_hex(4)
-
-
-def _tried(location: str, work: Callable[[], ErasedCopy]) -> ErasedCopy:
-    from recovery.backup.erase import ErasedCopy
-
-    try:
-        return work()
-    except RecoveryError as error:
-        return ErasedCopy(location, left=(location,), why=error.found)
-
-
 def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_run: bool, as_json: bool) -> None:
     found, ids, recorded, directory = seen.found, seen.ids, seen.recorded, seen.directory
     texts = list(dict.fromkeys(each.key for each in seen.keys))
@@ -304,6 +210,8 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
     if as_json:
         facts: dict[str, Any] = {
             "directory": str(directory),
+            "store_id": seen.store_id,
+            "finished_ms": SystemClock().wall_ms(),
             "dry_run": dry_run,
             "rows": sum(each.rows for each in found),
             "found": [each.as_json() for each in found],
@@ -317,7 +225,7 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
             "copies": [each.as_json() for each in copies],
             "not_named": list(seen.unnamed),
             "spark_state": seen.native,
-            "complete": not dry_run and not any(each.left for each in copies),
+            "complete": not dry_run and all(each.is_done for each in copies),
         }
         print_json(facts)
         return
@@ -341,6 +249,7 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
         tell(f"of {counted(len(texts), 'key')}, {directory} had nothing of number {numbers} in the order given")
     for place in seen.unnamed:
         tell(one_line(f"{place} has copies of {directory}: erase there too, a place with --place"))
+    tell("not reached, if they have the key: the flow's input and output, and copies by others; see docs/erase.md")
     if seen.native:
         tell("the flow has state of Spark's own operators, which was not looked at: see docs/erase.md")
 
@@ -359,13 +268,15 @@ def _copy_text(copy: ErasedCopy, dry_run: bool) -> str:
     held = counted(len(copy.held), "object" if copy.is_place else "file")
     if dry_run:
         would = f", of {counted(len(copy.removed), 'backup')}, which would be removed" if copy.removed else ""
-        unread = f"; {counted(len(copy.left), 'object')} cannot be read" if copy.left else ""
-        return f"{copy.location}: {held} with the key{would}{unread}"
+        kept = f"; {copy.why}" if copy.why else ""
+        unseen = f"; not looked at: {copy.unseen}" if copy.unseen else ""
+        return f"{copy.location}: {held} with the key{would}{kept}{unseen}"
     if copy.left:
         return f"{copy.location}: not erased: {copy.why}; left: {', '.join(copy.left[:3])}{' …' * (len(copy.left) > 3)}"
     replaced = "" if copy.backup is None else f"; backup {copy.backup} takes the place of "
     replaced += "" if copy.backup is None else counted(len(copy.removed), "removed backup")
-    return f"{copy.location}: erased from {held}{replaced}"
+    unseen = f"; not looked at: {copy.unseen}" if copy.unseen else ""
+    return f"{copy.location}: erased from {held}{replaced}{unseen}"
 
 
 def _table(found: Sequence[Found]) -> str:
@@ -384,34 +295,11 @@ def _counts(found: Sequence[Found], ids: Sequence[str]) -> str:
     return " and ".join(text for text, there in ((rows, found), (states, ids)) if there)
 
 
-def _unnamed(directory: Path, named: Sequence[str]) -> list[str]:
-    """Return other copies of the directory that are known: the places to which it was backed up or replicated last, if
-    they were not named, and directories of the store before it was repartitioned. To be called before a backup is
-    made, which is the last one then."""
-    from recovery.backup.note import last_backup, last_replica
-    from recovery.partitioning.in_place import kept_directories
-
-    notes = (last_backup(directory), last_replica(directory))
-    known, there = {note.destination for note in notes if note is not None}, set(map(_lasting, named))
-    kept: list[Path] = []
-    # Partition 0, which knows its origins, may be at an owner.
-    with suppress(RecoveryError):
-        kept = kept_directories(directory)
-    return [*sorted(each for each in known if _lasting(each) not in there), *map(str, kept)]
-
-
-def _lasting(address: str) -> str:
-    """Return one text for all names of a directory; an address of another kind as it is."""
-    from recovery.places.opening import directory_of
-    from recovery.places.secrets import shown_address
-
-    with suppress(RecoveryError):
-        path = directory_of(address)
-        return shown_address(address) if path is None else os.path.realpath(path)
-    return address
-
-
 def _incomplete(copies: Sequence[ErasedCopy]) -> ErasureIncompleteError:
-    held = [each for each in copies if each.left]
-    whys = "; ".join(dict.fromkeys(f"{each.location}: {each.why}" for each in held))
-    return ErasureIncompleteError(f"{counted(len(held), 'copy', 'copies')} may still hold the key: {one_line(whys)}")
+    held = [each for each in copies if not each.is_done]
+    whys = "; ".join(dict.fromkeys(f"{each.location}: {each.why or f'not looked at: {each.unseen}'}" for each in held))
+    until = max((each.until for each in held if each.until is not None), default=None)
+    return ErasureIncompleteError(
+        f"{counted(len(held), 'copy', 'copies')} may still hold the key: {one_line(whys)}",
+        remedy=f"Run the same command again after {until}, when the last lock has ended." if until else None,
+    )

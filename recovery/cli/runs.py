@@ -75,13 +75,18 @@ def list_(
             run.kind,
             run.status if node is None else run.nodes[node].status,
             _took(run),
-            " ".join(f"{name}={value}" for name, value in run.details.items() if isinstance(value, int)) or "-",
+            " ".join(f"{name}={value}" for name, value in run.details.items() if _is_shown(name, value)) or "-",
             ", ".join(f"{name}: {one.status}" for name, one in run.nodes.items()) or "-",
             (run.error or "-").splitlines()[0][:80],
         )
         for run in found
     )
     say(table(("started", "pipeline", "kind", "status", "took", "facts", "nodes", "error"), shown))
+
+
+def _is_shown(name: str, value: object) -> bool:
+    """Whether a fact about a run has room in a line: a number, what an edit did, or who did it."""
+    return isinstance(value, int) or (name in ("what", "by") and value is not None)
 
 
 def _took(run: Run) -> str:

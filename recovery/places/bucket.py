@@ -14,7 +14,7 @@ from recovery.places.access import Access, access_of, endpoint_of
 from recovery.places.address import PlaceAddress
 from recovery.places.arrow import arrow, content_of, or_arrow_error
 from recovery.places.failures import Failures
-from recovery.places.protocol import CHUNK_BYTES, NO_ANSWER_S, OF_EVERY_PLACE, PlaceEntry
+from recovery.places.protocol import CHUNK_BYTES, NO_ANSWER_S, OF_EVERY_PLACE, PlaceEntry, Versions
 from recovery.places.secrets import Secrets
 
 if TYPE_CHECKING:
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 ATTEMPTS = 3
 OPEN_FILES = 256
 """How many objects of which parts were read stay open."""
+
+UNSEEN = {
+    "s3": "older versions and locks of objects, for which keys have to be in the environment or in a profile",
+    "gs": "what the bucket keeps of removed objects: soft-deleted ones, for 7 days unless set otherwise, and versions",
+    "azure": "what the container keeps of removed objects: soft-deleted ones, versions and snapshots",
+}
+"""What `Place.unseen` says of each kind of bucket that cannot be looked at."""
 
 T = TypeVar("T")
 
@@ -49,8 +56,12 @@ class BucketPlace:
         secrets: Secrets | None = None,
         no_answer_s: float = NO_ANSWER_S,
         looked_at: str = "",
+        versions: Versions | None = None,
+        unseen: str = "",
     ) -> None:
         """looked_at: where credentials were looked for."""
+        self.versions = versions
+        self.unseen = unseen
         self._filesystem = filesystem
         self._root = root.strip("/")
         self.shown = shown
@@ -119,8 +130,15 @@ class BucketPlace:
         return sorted(found, key=lambda entry: entry.name)
 
     def delete(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._ask(lambda: self._filesystem.delete_file(self._path(name)))
+        path = self._path(name)
+        try:
+            self._ask(lambda: self._filesystem.delete_file(path))
+        except FileNotFoundError:
+            return
+        except BackupTargetError:
+            # pyarrow removes the object, then writes one for its directory, which a bucket with object lock refuses.
+            if self._ask(lambda: self._filesystem.get_file_info(path)).type != arrow().fs.FileType.NotFound:
+                raise
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if self._root else name
@@ -154,8 +172,22 @@ def open_bucket(address: PlaceAddress, environ: Mapping[str, str], no_answer_s: 
             remedy="See docs/backup.md for the forms.",
         ) from None
     root = f"{address.bucket}/{address.path}"
+    versions: Versions | None = None
+    if address.kind == "s3" and access.key_id and access.secret:
+        # It imports Python's HTTP client, which few processes need.
+        from recovery.places.versions import BucketVersions
+
+        failures = Failures(BackupTargetError, address.shown, secrets, access.looked_at)
+        versions = BucketVersions(address.bucket, address.path, access, failures, no_answer_s)
     return BucketPlace(
-        filesystem, root, address.shown, secrets=secrets, no_answer_s=no_answer_s, looked_at=access.looked_at
+        filesystem,
+        root,
+        address.shown,
+        secrets=secrets,
+        no_answer_s=no_answer_s,
+        looked_at=access.looked_at,
+        versions=versions,
+        unseen="" if versions is not None else UNSEEN[address.kind],
     )
 
 

@@ -31,6 +31,7 @@ from recovery.places.protocol import (
     PlaceEntry,
     Token,
     UnreadableError,
+    Versions,
 )
 
 
@@ -46,6 +47,9 @@ class DirectoryPlace:
             "a full disk, or a missing permission, shows when something is written: then the backup does not count"
         ),
     }
+
+    versions: Versions | None = None
+    unseen = ""
 
     def __init__(self, root: Path, modes: Modes = PRIVATE) -> None:
         self.root = root

@@ -73,15 +73,62 @@ class FoundObject(NamedTuple):
     token: Token
 
 
+class OlderVersion(NamedTuple):
+    """A version of an object that is not the current one. name: of the object, below the place."""
+
+    name: str
+    version: str
+
+    @property
+    def shown(self) -> str:
+        """What names the version beside names of objects, none of which has a question mark."""
+        return f"{self.name}?versionId={self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """What keeps a version of an object from being removed. until: when the lock ends, in UTC, as its bucket writes it;
+    None: a legal hold, which ends when somebody removes the hold. mode: the bucket's word for the kind of lock."""
+
+    until: str | None
+    mode: str
+
+
+class Versions(Protocol):
+    """What a bucket with versioning keeps of objects that were removed or replaced. Raises BackupTargetError."""
+
+    def entries(self, prefix: str) -> list[OlderVersion]:
+        """Return all older versions of objects whose name begins with `prefix`, sorted; none if the bucket keeps
+        none."""
+        ...
+
+    def read(self, older: OlderVersion) -> Iterator[bytes]:
+        """Yield the version's bytes, as `Place.read` those of an object. Raises FileNotFoundError."""
+        ...
+
+    def delete(self, older: OlderVersion) -> None:
+        """Remove the version for good; a missing one is not an error."""
+        ...
+
+    def lock(self, name: str, version: str | None = None) -> Lock | None:
+        """Return what keeps a version from being removed, None if nothing does. version: None: the current one."""
+        ...
+
+
 class Place(Protocol):
     """A place for objects that are written once. A name holds what was once written under it, or only a part if the
     write failed: every object store publishes an interrupted upload as far as it went. So readers compare with the
     digest and size in the manifest, and nothing counts without a manifest.
 
     Raises BackupTargetError; FileNotFoundError for a missing object, UnreadableError for an entry that is not one.
+
+    versions: what the place keeps of removed objects; None: nothing, or nothing that can be looked at. unseen: what the
+    place may keep of them that nobody can look at from here; empty: nothing.
     """
 
     shown: str
+    versions: Versions | None
+    unseen: str
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
         """Write a new object; returns its size. When `write` returns, the object is durable."""

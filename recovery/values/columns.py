@@ -30,6 +30,7 @@ class Columns:
     def __init__(self, names: Sequence[str], decimals: Mapping[int, tuple[int, int]]) -> None:
         """decimals: precision and scale of the parts that are decimals, by position."""
         self._names = tuple(names)
+        self._sorted = sorted(names)
         self._decimals = decimals
         places = {name: place for place, name in enumerate(names)}
         self._made = type("State", (_Named,), {"__slots__": (), "places": places})
@@ -45,6 +46,12 @@ class Columns:
         """Return the type of a state of columns; `parts` are the types of its columns."""
         meta = msgspec.Meta(extra={"columns": list(names), "decimals": dict(decimals)})
         return Annotated[tuple[tuple(parts)], meta]  # type: ignore[misc]
+
+    @staticmethod
+    def within(parts: Sequence[Any], names: Sequence[str]) -> Any:
+        """Return the type of a column, or of a part of one, that is a struct: a tuple, of whose parts the names count
+        when a declaration is compared with another one. `parts` are the types of its fields."""
+        return Annotated[tuple[tuple(parts)], msgspec.Meta(extra={"struct": list(names)})]  # type: ignore[misc]
 
     @property
     def described(self) -> str:
@@ -77,6 +84,10 @@ class Columns:
         return decode_columns
 
     def _in_order(self, value: Any) -> Any:
+        fields = () if type(value) is tuple else getattr(value, "__fields__", ())
+        if sorted(fields) == self._sorted:
+            # A row of Spark with these columns, perhaps in another order.
+            value = dict(zip(fields, value, strict=True))
         if isinstance(value, dict):
             unknown = [name for name in value if name not in self._names]
             if unknown:
@@ -130,6 +141,44 @@ def named_place(text: str, names: Sequence[str]) -> str:
 
 def _shown(value: Any) -> str:
     return f"{type(value).__name__} {shown(value)}"
+
+
+def by_name(info: msgspec.inspect.Type, value: Any) -> Any:
+    """Return a row of Spark as a value of a type that `declared` or `within` made, at any depth: each field goes to the
+    field of its name, and one that the row lacks is None. Plain tuples stay in their order.
+
+    Raises StateValueError for a field that the type does not have.
+    """
+    match info:
+        case msgspec.inspect.UnionType():
+            there = [each for each in info.types if not isinstance(each, msgspec.inspect.NoneType)]
+            return by_name(there[0], value) if value is not None and len(there) == 1 else value
+        case msgspec.inspect.Metadata(
+            extra={"columns": names} | {"struct": names}, type=msgspec.inspect.TupleType(item_types=kinds)
+        ):
+            return _arranged(names, kinds, value)
+        case msgspec.inspect.Metadata():
+            return by_name(info.type, value)
+        case msgspec.inspect.ListType() if isinstance(value, list):
+            return [by_name(info.item_type, each) for each in value]
+        case msgspec.inspect.DictType() if isinstance(value, dict):
+            return {by_name(info.key_type, key): by_name(info.value_type, each) for key, each in value.items()}
+    return value
+
+
+def _arranged(names: Sequence[str], kinds: Sequence[msgspec.inspect.Type], value: Any) -> Any:
+    fields = list(value) if isinstance(value, dict) else getattr(value, "__fields__", None)
+    if fields is None:
+        whole = isinstance(value, tuple) and len(value) == len(kinds)
+        return tuple(map(by_name, kinds, value)) if whole else value
+    unknown = [name for name in fields if name not in names]
+    if unknown:
+        raise StateValueError(
+            f"{_shown(value)} has {', '.join(map(repr, unknown))}, which is none of {', '.join(names)}",
+            cause="The value does not fit the declared type of the state.",
+        )
+    given = value if isinstance(value, dict) else dict(zip(fields, value, strict=True))
+    return tuple(by_name(kind, given.get(name)) for name, kind in zip(names, kinds, strict=True))
 
 
 def _meta(given: Mapping[str, Any]) -> msgspec.Meta:

@@ -22,6 +22,8 @@ from recovery.values.codec import StateType, make_portable
 Form = Any
 PLAIN = "plain"
 PICKLE = "pickle"
+STRUCT = "struct"
+"""The name of the form of a struct within columns."""
 
 _BY_NAME = ("dataclass", "struct", "typed dict")
 _BY_POSITION = ("named tuple", "array struct")
@@ -91,6 +93,9 @@ def misfits(old: Form, new: Form, at: str = "the state") -> Iterator[str]:
         yield from _misfits_by_name(old["fields"], new["fields"], at)
     elif old_kind in _BY_POSITION and new_kind in _BY_POSITION:
         yield from _misfits_by_position(old["fields"], new["fields"], at)
+    elif old_kind == "tuple" and new_kind == "named tuple" and new[new_kind] == STRUCT:
+        # Earlier versions declared a struct without the names of its fields.
+        yield from misfits(old, {"tuple": [form for _, form, _ in new["fields"]]}, at)
     elif old_kind != new_kind:
         yield f"{at} was {shown(old)} and is {shown(new)}"
     elif old_kind in ("enum", "literal"):
@@ -203,8 +208,9 @@ def _form(info: Any, above: list[Any]) -> Form:
     inner = [*above, info]
     match info:
         case inspect.Metadata(extra={"columns": names}, type=inspect.TupleType(item_types=kinds)):
-            parts = zip(names, kinds, strict=True)
-            return {"named tuple": "columns", "fields": [[name, _form(kind, inner), True] for name, kind in parts]}
+            return _named("columns", names, kinds, inner)
+        case inspect.Metadata(extra={"struct": names}, type=inspect.TupleType(item_types=kinds)):
+            return _named(STRUCT, names, kinds, inner)
         case inspect.Metadata():
             return _form(info.type, above)
         case inspect.UnionType():
@@ -232,6 +238,11 @@ def _form(info: Any, above: list[Any]) -> Form:
             return {kind: info.cls.__name__, "fields": _fields(info, inner), **tag, **_defaults(info)}
     limits = _constraints(info)
     return {_name(info): "", **limits} if limits else _name(info)
+
+
+def _named(what: str, names: list[str], kinds: tuple[Any, ...], above: list[Any]) -> Form:
+    parts = zip(names, kinds, strict=True)
+    return {"named tuple": what, "fields": [[name, _form(kind, above), True] for name, kind in parts]}
 
 
 def _fields(info: Any, above: list[Any]) -> list[Form]:

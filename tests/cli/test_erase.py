@@ -24,7 +24,9 @@ from recovery.errors import (
 )
 from recovery.operational.steps.step_edits import audit
 from recovery.places.directory import DirectoryPlace
+from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.scan import scan
 from recovery.storage.store import Store
 from tests.operational.person import OTHER, PERSON, SECRET, WAITING, history, traces
 from tests.stores import STEP, Driver, SpreadDirectory, content, problems
@@ -38,6 +40,9 @@ def command(*words: Any, given: str | None = None) -> Result:
 def erase(*words: Any, given: str | None = None) -> Result:
     """What `recovery erase` does."""
     return command("erase", *words, given=given)
+
+
+OTHER_PERSON = "k1"
 
 
 @pytest.fixture
@@ -71,6 +76,40 @@ def test_a_person_is_erased(store, tmp_path):
     assert command("drill", place).exit_code == 0
     again = erase(store, "--key", PERSON, *copies, "--yes")
     assert again.exit_code == StateNotFoundError.exit_code
+
+
+def test_what_an_auditor_is_shown(store, tmp_path):
+    """As docs/erase.md says: which store, when and by whom, what went at each copy, that the same search finds nothing
+    there now, and that the rest is sound and restores."""
+    place, replica, standby = (tmp_path / name for name in ("place", "replica", "standby"))
+    for at in (place, replica):
+        assert command("backup", store, at, "--takeover").exit_code == 0
+        assert command("backup", store, at, "--incremental").exit_code == 0
+    assert command("follow", replica, standby, "--once").exit_code == 0
+    (tmp_path / "key").write_text(PERSON)
+    copies = ["--place", place, "--place", replica, "--standby", standby]
+    words = ["--key-file", tmp_path / "key", *copies]
+    began_ms = SystemClock().wall_ms()
+    done = erase(store, *words, "--yes", "--json")
+    said = json.loads(done.stdout)
+    assert (done.exit_code, said["complete"], said["store_id"]) == (
+        0,
+        True,
+        plan_resume(scan(store)).partitions[0].store_id,
+    )
+    assert began_ms <= said["finished_ms"] <= SystemClock().wall_ms()
+    again = erase(store, *words, "--dry-run")
+    assert again.exit_code == StateNotFoundError.exit_code
+    assert all(str(at) in again.stderr for at in (store, place, replica, standby))
+    listed = command("runs", "list", store)
+    assert f"what=erase keys=1 rows={said['rows']} by=" in listed.stdout
+    for proof in (["verify", store], ["drill", place], ["drill", replica]):
+        shown = command(*proof)
+        assert shown.exit_code == 0, shown.output
+    assert traces(tmp_path, SECRET) == traces(store, SECRET) == []
+    told = erase(store, "--key", OTHER_PERSON, "--yes")
+    assert told.exit_code == 0
+    assert "not reached" in told.stderr
 
 
 def test_operational_state_is_erased_by_its_ids(store, tmp_path):

@@ -49,8 +49,7 @@ class Feed:
 
     def frame(self, spark):
         """The stream: key string, value long."""
-        lines = spark.readStream.option("maxFilesPerTrigger", 1).text(str(self.path))
-        return lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
+        return stream_of(spark, self.path)
 
     def totals(self) -> dict[str, list[int]]:
         """The truth: count and sum per key."""
@@ -77,6 +76,12 @@ def add_up(key, rows, state):
 def totals_step(step_id="totals", update=add_up, **options):
     """The step most tests use."""
     return stateful(step_id, key="key", update=update, output="key string, n long, total long", **options)
+
+
+def stream_of(spark, path: Path):
+    """The stream of a feed's directory: key string, value long."""
+    lines = spark.readStream.option("maxFilesPerTrigger", 1).text(str(path))
+    return lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
 
 
 def run_to_end(

@@ -16,6 +16,7 @@ from recovery import ConfigurationError, GroupState
 from recovery.errors import StateValueError
 from recovery.spark.steps.state_columns import state_type
 from recovery.values.codec import StateCodec, make_portable
+from recovery.values.columns import by_name
 from recovery.values.declaration import form_of, misfits, shown
 from recovery.values.fits import state_check
 
@@ -33,8 +34,8 @@ NAMED = dict(zip(SCHEMA.names, GOOD, strict=True))
 
 @pytest.mark.parametrize(
     "given",
-    [GOOD, NAMED, dict(reversed(NAMED.items())), Row(*GOOD), Row(**NAMED)],
-    ids=["tuple", "dict", "dict in another order", "row", "row with names"],
+    [GOOD, NAMED, dict(reversed(NAMED.items())), Row(*GOOD), Row(**NAMED), Row(**dict(reversed(NAMED.items())))],
+    ids=["tuple", "dict", "dict in another order", "row", "row with names", "row in another order"],
 )  # fmt: skip
 def test_a_state_of_columns(given):
     """It is given as a tuple, a dict or a Row, and comes as a tuple whose parts have names; what came can be given
@@ -107,3 +108,54 @@ def test_a_column_that_a_state_cannot_have():
     """The error names the step and the type."""
     with pytest.raises(ConfigurationError, match=r"step 'users'.*interval"):
         state_type("users", T.StructType([T.StructField("x", T.YearMonthIntervalType())]))
+
+
+def nested(*names: str, kind: T.DataType = T.LongType()) -> T.StructType:  # noqa: B008 - it is never changed
+    """Columns with a struct of these fields: alone, in an array, and in the values of a map."""
+    struct = T.StructType([T.StructField(name, kind) for name in names])
+    every = {"n": T.LongType(), "one": struct, "many": T.ArrayType(struct), "named": T.MapType(T.StringType(), struct)}
+    return T.StructType([T.StructField(name, of) for name, of in every.items()])
+
+
+def test_rows_within_a_row_go_by_their_names():
+    """At any depth, NULL included; a field that the row lacks is NULL, and one that the columns lack is refused."""
+    kind = state_type("users", nested("x", "y"))
+    row, info = Row("y", "x"), msgspec.inspect.type_info(kind)
+    given = Row(named={"k": row(6, 5), "l": None}, many=[row(4, 3), None], one=row(2, 1), n=7)
+    back = by_name(info, given)
+    assert back == (7, (1, 2), [(3, 4), None], {"k": (5, 6), "l": None})
+    assert StateCodec(kind).decode(StateCodec(kind).encode(back)) == back
+    assert by_name(info, (7, row(2, 1), [], {})) == (7, (1, 2), [], {})
+    assert by_name(info, {"n": 7, "one": {"y": 2}}) == (7, (None, 2), None, None)
+    assert by_name(info, Row(n=7, one=(1, 2))) == (7, (1, 2), None, None)
+    for bad in (Row(one=Row(x=1, z=2)), {"many": [{"x": 1, "z": 2}]}, Row(named={"k": Row(z=1)}), Row(z=1)):
+        with pytest.raises(StateValueError, match="has 'z', which is none of"):
+            by_name(info, bad)
+
+
+def test_a_struct_within_columns_is_declared_with_its_names():
+    """Other names are reported, or another order; a declaration of an earlier version, without names, fits by place."""
+    form = {names: form_of(state_type("users", nested(*names))) for names in (("x", "y"), ("y", "x"), ("x",))}
+    assert list(misfits(form["x", "y"], form["x", "y"])) == []
+    reported = list(misfits(form["x", "y"], form["y", "x"]))
+    assert len(reported) == 3
+    assert reported[0].startswith("'one' of the state was struct(x, y)")
+    assert list(misfits(form["x", "y"], form["x",]))
+    before = json.loads(json.dumps(form["x", "y"]).replace('{"named tuple": "struct", "fields": ', '{"tuple": '))
+
+    def unnamed(of: object) -> object:
+        if isinstance(of, list):
+            return [unnamed(each) for each in of]
+        if not isinstance(of, dict):
+            return of
+        if "tuple" in of:
+            return {"tuple": [unnamed(kind) for _, kind, _ in of["tuple"]]}
+        return {name: unnamed(each) for name, each in of.items()}
+
+    before = unnamed(before)
+    assert "tuple" in json.dumps(before)
+    assert list(misfits(before, form["y", "x"])) == []
+    assert list(misfits(before, form_of(state_type("users", nested("x", "y", kind=T.StringType())))))
+    kind = state_type("users", nested("x", "y"))
+    again = pickle.loads(pickle.dumps(kind))
+    assert form_of(again) == form["x", "y"]

@@ -176,10 +176,11 @@ def has_spark_state(store: Store) -> bool:
     return any(name.startswith("state/") for name, _ in store.at().sizes(CHECKPOINT_STEP))
 
 
-def nothing_found(store: Store) -> StateNotFoundError:
-    """Return the error for keys of which a store holds nothing. The error does not repeat the keys."""
+def nothing_found(store: Store, copies: Sequence[str] = ()) -> StateNotFoundError:
+    """Return the error for keys of which a store holds nothing. copies: where nothing was found either. The error does
+    not repeat the keys."""
     return StateNotFoundError(
-        "nothing of the key is held, at no epoch",
+        f"nothing of the key is held, at no epoch{'; nor in ' if copies else ''}{', '.join(copies)}",
         path=store.directory,
         cause="The key was never there, was erased, or is misspelt: a key of several columns is a JSON array.",
         remedy="List the keys: python -m recovery state list DIR --step STEP",

@@ -55,7 +55,7 @@ def _part_type(step_id: str, kind: T.DataType, nullable: bool) -> Any:
 
 def _type(step_id: str, kind: T.DataType) -> Any:
     if isinstance(kind, T.StructType):
-        return tuple[tuple(_part_type(step_id, field.dataType, field.nullable) for field in kind)]  # type: ignore[misc]
+        return Columns.within([_part_type(step_id, field.dataType, field.nullable) for field in kind], kind.names)
     if isinstance(kind, T.ArrayType):
         return list[_part_type(step_id, kind.elementType, kind.containsNull)]  # type: ignore[misc]
     if isinstance(kind, T.MapType):

@@ -177,7 +177,7 @@ def scrub(connection: apsw.Connection, path: Path) -> None:
             raise StorageError(
                 "its log still holds what was deleted",
                 path=path,
-                cause="A backup, a page of `recovery ui` or another program reads the file.",
+                cause="A backup, a page of `recovery ui`, Litestream or another program reads the file.",
                 remedy="End the reader, and run the same command again: it completes what it has begun.",
             ) from None
 

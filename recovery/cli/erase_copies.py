@@ -1,0 +1,172 @@
+"""The copies of `recovery erase DIR`: those that it names, those that are known, and files beside partitions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+from recovery.base.clock import SystemClock
+from recovery.cli.owners import looked_at
+from recovery.errors import RecoveryError
+from recovery.planning.resume import plan_resume
+from recovery.storage.copied import files_of
+from recovery.storage.erasing import SoughtKeys
+from recovery.storage.store import OwnerAccess
+
+if TYPE_CHECKING:
+    # These import Arrow, which other commands need not wait for.
+    from recovery.backup.erase import ErasedCopy
+    from recovery.backup.make import Made
+    from recovery.backup.writer import Writer
+    from recovery.places.protocol import Place
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCopies:
+    """The copies that the command names."""
+
+    directory: Path
+    access: OwnerAccess
+    wanted: SoughtKeys
+    places: tuple[str, ...]
+    standbys: tuple[Path, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.places or self.standbys)
+
+    def searched(self, *, tried: bool = False) -> list[ErasedCopy]:
+        """Return what the copies hold. Raises what searching raises. tried: a copy that cannot be searched is one that
+        may hold the keys."""
+        if not self:
+            return []
+        from recovery.backup.erase import search_standby
+
+        works: list[tuple[str, Callable[[], ErasedCopy]]] = [
+            (each, partial(self._searched_place, each)) for each in self.places
+        ]
+        works += [(str(each), partial(search_standby, each, self.wanted)) for each in self.standbys]
+        return [_tried(location, work) if tried else work() for location, work in works]
+
+    def _searched_place(self, address: str) -> ErasedCopy:
+        from recovery.backup.catalog import Catalog
+        from recovery.backup.erase import search_place
+        from recovery.places.opening import open_place
+
+        place = open_place(address)
+        found = search_place(place, self.wanted)
+        if found.held or found.left:
+            catalog = Catalog(place)
+            latest = catalog.latest_of(catalog.look())
+            with looked_at(self.directory, self.access) as store:
+                self._writer(place, address, dry_run=True).begin(plan_resume(store.found()).partitions, latest)
+        return found
+
+    def erased(self) -> list[ErasedCopy]:
+        """Erase the keys from the copies, and return what was done at each. A copy that fails is one that still may
+        hold the keys."""
+        if not self:
+            return []
+        from recovery.backup.erase import erase_place, erase_standby
+        from recovery.places.opening import open_place
+
+        clock = SystemClock()
+
+        def at_place(address: str) -> ErasedCopy:
+            place = open_place(address)
+            return erase_place(place, self.wanted, lambda: self.backed_up(place, address), clock)
+
+        def at_standby(standby: Path) -> ErasedCopy:
+            return erase_standby(standby, self.wanted, clock)
+
+        found = [_tried(each, partial(at_place, each)) for each in self.places]
+        return [*found, *(_tried(str(each), partial(at_standby, each)) for each in self.standbys)]
+
+    def backed_up(self, place: Place, address: str) -> Made:
+        """Make a backup of whole partitions."""
+        from recovery.backup.make import make_backup
+
+        writer = self._writer(place, address)
+        with looked_at(self.directory, self.access) as store, files_of(store) as files:
+            return make_backup(
+                files, place, clock=SystemClock(), random_id=_random_id, writer=writer, home=self.directory
+            )
+
+    def _writer(self, place: Place, address: str, *, dry_run: bool = False) -> Writer:
+        from recovery.backup.writer import Writer
+
+        return Writer(self.directory, place, SystemClock(), _random_id, place=address, dry_run=dry_run)
+
+
+def _random_id() -> str:
+    return token_hex(4)
+
+
+def _tried(location: str, work: Callable[[], ErasedCopy]) -> ErasedCopy:
+    from recovery.backup.erase import ErasedCopy
+
+    try:
+        return work()
+    except RecoveryError as error:
+        return ErasedCopy(location, left=(location,), why=error.found)
+
+
+def beside(directory: Path) -> list[ErasedCopy]:
+    """Return files and directories that carry the name of a partition, beside it, and were not made by this package:
+    what Litestream keeps there, or a copy that somebody made. Each may hold anything that the partition has held."""
+    from recovery.partitioning.in_place import KEPT_BY_RECOVERY
+
+    found: set[Path] = set()
+    for path in directory.glob("part-*.sqlite3"):
+        real = path.resolve()
+        own = {f"{real.name}{end}" for end in ("", "-wal", "-shm")}
+        for folder in {directory, real.parent}:
+            with suppress(OSError):
+                others = {each for each in folder.iterdir() if not KEPT_BY_RECOVERY.fullmatch(each.name)}
+                found |= {each for each in others if path.name in each.name or real.name in each.name}
+        found -= {real.with_name(name) for name in own}
+    return [_kept_by_others(each) for each in sorted(found)]
+
+
+def _kept_by_others(path: Path) -> ErasedCopy:
+    from recovery.backup.erase import ErasedCopy
+
+    why = (
+        "Litestream keeps pages of the partition in it, and at its replica: end Litestream, remove this directory and "
+        "the replica, and start it again"
+        if path.name.endswith("-litestream")
+        else "another program has made it; remove it, and what else that program has copied"
+    )
+    return ErasedCopy(str(path), left=(path.name,), why=why)
+
+
+def known_copies(directory: Path, named: Sequence[str]) -> list[str]:
+    """Return other copies of the directory that are known: the places to which it was backed up or replicated last, if
+    they were not named, and directories of the store before it was repartitioned. To be called before a backup is
+    made, which is the last one then."""
+    from recovery.backup.note import last_backup, last_replica
+    from recovery.partitioning.in_place import kept_directories
+
+    notes = (last_backup(directory), last_replica(directory))
+    known, there = {note.destination for note in notes if note is not None}, set(map(_lasting, named))
+    kept: list[Path] = []
+    # Partition 0, which knows its origins, may be at an owner.
+    with suppress(RecoveryError):
+        kept = kept_directories(directory)
+    return [*sorted(each for each in known if _lasting(each) not in there), *map(str, kept)]
+
+
+def _lasting(address: str) -> str:
+    """Return one text for all names of a directory; an address of another kind as it is."""
+    from recovery.places.opening import directory_of
+    from recovery.places.secrets import shown_address
+
+    with suppress(RecoveryError):
+        path = directory_of(address)
+        return shown_address(address) if path is None else os.path.realpath(path)
+    return address

@@ -1,0 +1,127 @@
+"""Older versions of objects in an S3 bucket, and locks on them, by moto."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from recovery.errors import BackupTargetError
+from recovery.places.access import Access
+from recovery.places.opening import open_place
+from recovery.places.protocol import OlderVersion
+from recovery.places.versions import signed
+from tests.backup import emulators
+from tests.backup.buckets import Bucket, locked_bucket, versioned_bucket
+from tests.backup.emulators import Emulator
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Emulator]:
+    """moto, for all tests of the module."""
+    with emulators.moto() as started:
+        yield started
+
+
+@pytest.fixture
+def bucket(s3, monkeypatch) -> Bucket:
+    """A bucket with versioning."""
+    for name, value in s3.environ.items():
+        monkeypatch.setenv(name, value)
+    return versioned_bucket(s3, "versions")
+
+
+@pytest.mark.parametrize(
+    ("query", "signature"),
+    [
+        ({"lifecycle": ""}, "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543"),
+        ({"prefix": "J", "max-keys": "2"}, "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7"),
+    ],
+)
+def test_signatures_are_those_of_the_documentation(query, signature):
+    """AWS's own examples of Signature Version 4."""
+    access = Access("", key_id="AKIAIOSFODNN7EXAMPLE", secret="wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+    url, at = "https://examplebucket.s3.amazonaws.com/", datetime(2013, 5, 24, tzinfo=UTC)
+    headers = signed("GET", url, query, access, "us-east-1", at)
+    assert headers["authorization"].rpartition("=")[2] == signature
+
+
+def test_what_was_removed_or_replaced_is_an_older_version(bucket):
+    """Each with its bytes, below the place only, whatever its name; a removed version is gone for good."""
+    place, other = open_place(bucket.place("a folder")), open_place(bucket.place("another"))
+    for content in (b"first", b"second"):
+        place.write("objects/é & +/1", [content])
+    place.write("objects/2", [b"kept"])
+    other.write("objects/3", [b"elsewhere"])
+    place.delete("objects/é & +/1")
+    other.delete("objects/3")
+    assert place.versions is not None
+    found = place.versions.entries("objects/")
+    assert [each.name for each in found] == ["objects/é & +/1"] * 2
+    assert {b"".join(place.versions.read(each)) for each in found} == {b"first", b"second"}
+    for each in found * 2:
+        place.versions.delete(each)
+    assert place.versions.entries("objects/") == []
+    with pytest.raises(FileNotFoundError):
+        list(place.versions.read(found[0]))
+    assert b"".join(place.read("objects/2")) == b"kept"
+
+
+def test_all_pages_of_a_list_are_read(bucket, monkeypatch):
+    """A server answers with a limited number of versions."""
+    place = open_place(bucket.place("pages"))
+    for _ in range(7):
+        place.write("objects/1", [b"x"])
+    assert place.versions is not None
+    asked = place.versions._request
+    monkeypatch.setattr(
+        place.versions, "_request", lambda method, name, query: asked(method, name, {**query, "max-keys": "2"})
+    )
+    found = place.versions.entries("objects/")
+    assert len(set(found)) == 6
+
+
+def test_a_lock_is_shown_with_its_end(s3, bucket):
+    """And a hold without one; what no lock keeps has none."""
+    locked = locked_bucket(s3, "locks", days=3)
+    place = open_place(locked.place("copies"))
+    place.write("objects/1", [b"x"])
+    locked.lock(days=3, mode="COMPLIANCE")
+    place.delete("objects/1")
+    assert place.versions is not None
+    [older] = place.versions.entries("objects/")
+    lock = place.versions.lock(*older)
+    assert lock is not None
+    assert lock.until is not None
+    assert lock.mode == "compliance"
+    assert abs(datetime.fromisoformat(lock.until) - datetime.now(UTC) - timedelta(days=3)) < timedelta(minutes=5)
+    with pytest.raises(BackupTargetError):
+        place.versions.delete(older)
+    assert place.versions.entries("objects/") == [older]
+    free = open_place(bucket.place("free"))
+    free.write("objects/1", [b"x"])
+    assert free.versions is not None
+    assert free.versions.lock("objects/1") is None
+    locked.hold("copies/objects/1", older.version)
+    held = place.versions.lock(*older)
+    assert held is not None
+    assert (held.until, held.mode) == (None, "legal hold")
+
+
+def test_a_bucket_that_keeps_no_versions_has_none(s3, bucket):
+    """Nor does one that was never asked to."""
+    place = open_place(s3.place("plain"))
+    place.write("objects/1", [b"x"])
+    place.delete("objects/1")
+    assert place.versions is not None
+    assert place.versions.entries("objects/") == []
+    place.versions.delete(OlderVersion("objects/1", "null"))
+
+
+def test_a_bucket_that_is_not_there_is_an_error(s3, bucket):
+    """With what the service says, and without a secret."""
+    place = open_place(s3.place("x").replace(emulators.BUCKET, "no-such-bucket"))
+    assert place.versions is not None
+    with pytest.raises(BackupTargetError, match="NoSuchBucket"):
+        place.versions.entries("objects/")
