@@ -1,17 +1,20 @@
 """Erasing keys from copies: from a place of backups, and from a standby that follows it.
 
+Every copy is searched before the first byte of anything changes, so a copy that is misspelt, out of reach or of another
+store is refused then. Of a place:
+
 place.1 Search: each object of a partition that can have a key is read once, whether a backup lists it or not; and so
         is each note of a drill, which says what was damaged.
 place.2 If some hold a key: make a backup of whole partitions, from the store in which the keys are erased. No backup
         continues an older one across an erasure (see `recovery.planning.chains`), so nothing made from now on has them.
-place.3 Refuse to go on while another backup is being made: it may hold the keys.
+place.3 Refuse to go on while another backup is being made: it may hold the keys. The note of a backup whose process
+        has certainly ended does not count.
 place.4 Remove the manifests that list an object which holds a key, then prune what no backup needs any more, then the
         objects and notes that hold a key and are still there.
 place.5 Search again, until there is no object that was not searched.
 
 What a backup that goes had besides is in the new one, for the epochs that the store still holds; older epochs are no
-longer restored from this place. Killed at any step, the same call completes it; killed while it makes the backup, once
-the note of that backup is a day old.
+longer restored from this place. Killed at any step, the same call on the same host completes it.
 """
 
 from __future__ import annotations
@@ -24,13 +27,13 @@ from pathlib import Path
 from recovery.backup.catalog import Catalog, entries_of
 from recovery.backup.drills import DRILLS, drill_names
 from recovery.backup.make import Made
-from recovery.backup.manifest import OBJECTS, RUNNING, Manifest, manifest_name
+from recovery.backup.manifest import MANIFESTS, OBJECTS, Manifest, manifest_name
 from recovery.backup.repository import (
-    STALE_AFTER_S,
     check_store,
     list_backups,
     prune,
     refuse_other_versions,
+    under_way,
 )
 from recovery.backup.standby.document import read_standby
 from recovery.backup.standby.follow import Follower
@@ -47,13 +50,21 @@ from recovery.errors import (
 from recovery.host.durable import create
 from recovery.host.scratch import scratch_directory
 from recovery.host.storage_errors import storage_errors
+from recovery.places.mounted import limited
+from recovery.places.opening import open_place
 from recovery.places.protocol import DRAFT, Place, UnreadableError
 from recovery.planning.backups import MOST_DIGITS, KeepRule
 from recovery.storage.erasing import SoughtKeys, changes_hold, partition_holds, rewrite, text_holds
+from recovery.storage.lock import check_unlocked
 from recovery.storage.standby import is_standby
 
 ALL = KeepRule(count=10**MOST_DIGITS)
 CHANGES = ".changes.zst"
+ACCESS = "erase-check.json"
+"""An object that is written and removed to learn whether that is allowed: no backup gives this name."""
+KILLED_REMEDY = (
+    "Repeat the command when it has ended; if nothing of it runs any more on that host, with --killed-backups"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +97,37 @@ class ErasedCopy:
         }
 
 
-class _Search:
+class PlaceSearch:
     """The objects of a place, of which each is read once. searched: the names that were; holding: those of them that
     hold a key; unread: those that cannot be read as what they should be."""
 
     def __init__(self, place: Place, wanted: SoughtKeys) -> None:
-        self._place, self._wanted = place, wanted
+        """Search what is there now; only reads. Raises NoBackupError, ForeignPartitionError, UnsupportedVersionError
+        for backups of a newer version, whose objects are unknown, or BackupTargetError."""
+        self.place, self._wanted = place, wanted
         self.searched: set[str] = set()
         self.holding: list[str] = []
         self.unread: list[str] = []
-
-    def begin(self) -> None:
-        """Search what is there now. Raises NoBackupError, ForeignPartitionError, UnsupportedVersionError for backups of
-        a newer version, whose objects are unknown, or BackupTargetError."""
-        contents = Catalog(self._place).look()
-        if not (contents.backups or contents.unreadable or entries_of(self._place, OBJECTS)):
-            raise NoBackupError("it holds no backup", path=self._place.shown, cause="The address may be misspelt.")
-        check_store(contents.backups, self._wanted.store_id, self._place.shown)
-        refuse_other_versions(self._place, contents.unreadable)
+        catalog = Catalog(place)
+        contents = catalog.look()
+        if not (contents.backups or contents.unreadable or entries_of(place, OBJECTS)):
+            raise NoBackupError("it holds no backup", path=place.shown, cause="The address may be misspelt.")
+        check_store(contents.backups, wanted.store_id, place.shown)
+        refuse_other_versions(place, contents.unreadable)
         self.go_on()
+        self.latest = catalog.latest_of(contents) if self.holding or self.unread else None
+        """The latest backup, where a key was found or may be."""
+
+    def found(self) -> ErasedCopy:
+        """Return what the place holds of the keys, and which backups would go. Raises BackupTargetError."""
+        removed = tuple(manifest.id for manifest in _listing(self.place, self.holding))
+        return ErasedCopy(
+            self.place.shown, tuple(self.holding), removed, left=tuple(self.unread), why=_unread(self.unread)
+        )
 
     def names(self) -> list[str]:
         """Return the names of what a place has, of any partition. Raises BackupTargetError."""
-        return [*(entry.name for entry in entries_of(self._place, OBJECTS)), *drill_names(self._place)]
+        return [*(entry.name for entry in entries_of(self.place, OBJECTS)), *drill_names(self.place)]
 
     def has_rows(self) -> bool:
         """Return whether a backup may have a key, and not only the notes of drills."""
@@ -146,7 +165,7 @@ class _Search:
 
     def _fetch(self, name: str, path: Path) -> None:
         # A missing object is not an error of the scratch directory.
-        chunks = self._place.read(name)
+        chunks = self.place.read(name)
         first = next(chunks, b"")
         with storage_errors(path), os.fdopen(create(path), "wb") as file:
             file.write(first)
@@ -154,22 +173,19 @@ class _Search:
                 file.write(chunk)
 
 
-def search_place(place: Place, wanted: SoughtKeys) -> ErasedCopy:
-    """Return what a place of backups holds of keys, and which backups would go. Only reads. Raises what
-    `erase_place` raises before it changes anything."""
-    search = _Search(place, wanted)
-    search.begin()
-    removed = tuple(manifest.id for manifest in _listing(place, search.holding))
-    return ErasedCopy(place.shown, tuple(search.holding), removed, left=tuple(search.unread), why=_unread(search))
+def check_access(place: Place) -> None:
+    """Write a small object to a place and remove it: erasing there does both. Raises BackupTargetError."""
+    place.write(ACCESS, [b"{}"])
+    place.delete(ACCESS)
 
 
-def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], clock: Clock) -> ErasedCopy:
-    """Erase keys from a place of backups. make: makes a backup there of the store, in which they are erased, of whole
-    partitions. Raises NoBackupError, ForeignPartitionError, UnsupportedVersionError, and what `make` raises: then
-    nothing was removed; BackupTargetError: then the call has to be repeated."""
+def erase_place(search: PlaceSearch, make: Callable[[], Made], clock: Clock, *, killed: bool = False) -> ErasedCopy:
+    """Erase keys from a place of backups that was searched. make: makes a backup there of the store, in which they are
+    erased, of whole partitions. killed: no backup that is announced there goes on, also one of another host. Raises
+    what `make` raises: then nothing was removed; BackupTargetError: then the call has to be repeated."""
     # place.1
-    search = _Search(place, wanted)
-    search.begin()
+    place = search.place
+    search.go_on()
     if not search.holding and not search.unread:
         return ErasedCopy(place.shown)
     if not search.has_rows():
@@ -181,13 +197,15 @@ def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], cloc
     made = make().manifest
     faults.reach("place.2")
     # place.3
-    limit_ms = clock.wall_ms() - STALE_AFTER_S * 1000
-    running = tuple(entry.name for entry in entries_of(place, RUNNING) if entry.written_ms >= limit_ms)
-    if running:
-        why = "a backup is being made there, or was killed within a day; repeat the command when it has ended"
-        return ErasedCopy(place.shown, tuple(search.holding), (), made.id, (*search.holding, *running), why)
-    removed: list[str] = []
+    running = under_way(place, clock.wall_ms())
+    if running and not killed:
+        why = f"a backup is being made there, or was killed: {running[0].shown}. {KILLED_REMEDY}"
+        names = [each.name for each in running]
+        return ErasedCopy(place.shown, tuple(search.holding), (), made.id, (*search.holding, *names), why)
     refused = {}
+    for each in running:
+        _delete(place, each.name, refused)
+    removed: list[str] = []
     while True:
         # place.4
         going = [manifest.id for manifest in _listing(place, search.holding)]
@@ -211,7 +229,8 @@ def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], cloc
     left = tuple(name for name in (*search.holding, *search.unread) if name in there)
     why = next(iter(refused.values()), "") if left else ""
     gone = tuple(each for each in removed if manifest_name(each) not in refused)
-    return ErasedCopy(place.shown, tuple(search.holding), gone, made.id, left, why or _unread(search, left))
+    unread = [name for name in left if name in search.unread]
+    return ErasedCopy(place.shown, tuple(search.holding), gone, made.id, left, why or _unread(unread))
 
 
 def _listing(place: Place, holding: Sequence[str]) -> Iterator[Manifest]:
@@ -227,9 +246,22 @@ def _delete(place: Place, name: str, refused: dict[str, str]) -> None:
         refused[name] = error.found
 
 
-def _unread(search: _Search, left: Sequence[str] | None = None) -> str:
-    found = search.unread if left is None else [name for name in left if name in search.unread]
-    return "what these hold cannot be read" if found else ""
+def _unread(names: Sequence[str]) -> str:
+    return "what these hold cannot be read" if names else ""
+
+
+def check_standby(directory: Path, wanted: SoughtKeys) -> ErasedCopy:
+    """Return which files of a standby hold keys; only reads. Raises what `search_standby` raises; DirectoryLockedError
+    while another process uses the standby; and NoBackupError, ConfigurationError or BackupTargetError for the place
+    that the standby follows, which erasing reads."""
+    found = search_standby(directory, wanted)
+    check_unlocked(directory)
+    mark = read_standby(directory)
+    if mark is not None:
+        followed = limited(open_place(mark.place))
+        if not entries_of(followed, MANIFESTS):
+            raise NoBackupError("it holds no backup", path=followed.shown, cause=f"The standby {directory} follows it.")
+    return found
 
 
 def search_standby(directory: Path, wanted: SoughtKeys) -> ErasedCopy:

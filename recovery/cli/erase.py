@@ -47,7 +47,7 @@ from recovery.storage.store import OwnerAccess
 
 if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
-    from recovery.backup.erase import ErasedCopy
+    from recovery.backup.erase import ErasedCopy, PlaceSearch
     from recovery.backup.make import Made
     from recovery.backup.writer import Writer
     from recovery.places.protocol import Place
@@ -75,6 +75,9 @@ MOST_BYTES = 64 << 20
 @option("--standby", "standbys", metavar="STANDBY_DIR", type=DIRECTORY, multiple=True,
         help="Also in this [standby](backup.md#a-standby), by following its place once. No `follow` may be "
              "active.")  # fmt: skip
+@option("--killed-backups", is_flag=True,
+        help="Take the backups that are announced at the places as killed. Of this host the command knows that itself; "
+             "say it of another host if nothing of the backup runs there any more.")  # fmt: skip
 @dry_run_option("Only show where the key is found, in the places and standbys too. Works during a run.")
 @option("--yes", "-y", is_flag=True, help="Do not ask.")
 @owner_options
@@ -87,6 +90,7 @@ def erase_command(
     states: tuple[str, ...],
     places: tuple[str, ...],
     standbys: tuple[Path, ...],
+    killed_backups: bool,
     dry_run: bool,
     yes: bool,
     access: OwnerAccess,
@@ -95,8 +99,9 @@ def erase_command(
     """Erase a key, such as a person's, at every held epoch.
 
     Erases the key's states, their history, and its rows in quarantine, and rewrites the files so that no byte is left.
-    Nothing brings the key back but input that has it. End the run first. The command asks before it erases. Ends with
-    44 if nothing of the key is found, and with 19 if a copy that was named still holds it.
+    Nothing brings the key back but input that has it. End the run first. The command searches all named copies before
+    it changes anything, and asks before it erases. Ends with 44 if nothing of the key is found, and with 19 if a copy
+    that was named still holds it.
     """
     texts = list(dict.fromkeys((*given, *_read(key_file))))
     keys = tuple(KeyToErase(step, text) for text in texts for step in (steps or (None,)))
@@ -118,16 +123,17 @@ def erase_command(
         has_spark_state(store),
         _unnamed(directory, [*places, *map(str, standbys)]),
     )
-    copies = _Copies(directory, access, wanted, places, standbys)
+    copies = _Copies(directory, access, wanted, places, standbys, killed=killed_backups)
+    if not dry_run:
+        store.check_free()
+    there = copies.searched(dry_run=dry_run)
     if dry_run:
-        there = copies.searched()
         if not seen and not any(each.held or each.left for each in there):
             raise nothing_found(store)
         _report(seen, None, there, dry_run, as_json)
         return
-    store.check_free()
     if not yes:
-        _ask(seen, copies)
+        _ask(seen, there)
     done = erase(store, keys, SystemClock(), states=states, required=not copies)
     there = copies.erased()
     if done is None and not any(each.held or each.left for each in there):
@@ -158,9 +164,12 @@ class _Seen:
         return bool(self.found or self.ids) or any(self.recorded)
 
 
-def _ask(seen: _Seen, copies: _Copies) -> None:
-    """Show what would be erased, and ask. Where the directory has nothing, the copies are searched for that first."""
+def _ask(seen: _Seen, copies: Sequence[ErasedCopy]) -> None:
+    """Show what would be erased, and ask."""
     also = " and of the named copies" if copies else ""
+    held = [each for each in copies if each.held]
+    for each in held:
+        tell(one_line(_copy_text(each, True)))
     if seen.found or seen.ids:
         if seen.found:
             tell(_table(seen.found))
@@ -168,13 +177,10 @@ def _ask(seen: _Seen, copies: _Copies) -> None:
         question = f"Erase {what}, at every epoch? Nothing brings them back."
     elif seen:
         question = f"{_recorded_text(seen.recorded)}. Erase the rest of the key in {seen.directory}{also}?"
-    else:
-        held = [each for each in copies.searched(tried=True) if each.held]
-        for each in held:
-            tell(one_line(_copy_text(each, True)))
-        if not held:
-            return
+    elif held:
         question = f"{seen.directory} has nothing of the key. Erase it from {'; '.join(at.location for at in held)}?"
+    else:
+        return
     ask(question, False)
 
 
@@ -206,65 +212,64 @@ def _piped() -> bytes:
     return content
 
 
-@dataclass(frozen=True, slots=True)
 class _Copies:
-    """The copies that the command names."""
+    """The copies that the command names. killed: no backup that is announced at a place goes on."""
 
-    directory: Path
-    access: OwnerAccess
-    wanted: SoughtKeys
-    places: tuple[str, ...]
-    standbys: tuple[Path, ...]
+    def __init__(
+        self,
+        directory: Path,
+        access: OwnerAccess,
+        wanted: SoughtKeys,
+        places: Sequence[str],
+        standbys: Sequence[Path],
+        *,
+        killed: bool = False,
+    ) -> None:
+        self.directory, self.access, self.wanted, self.killed = directory, access, wanted, killed
+        self.places = list({_lasting(each): each for each in places}.values())
+        self.standbys = list(dict.fromkeys(standbys))
+        self._searches: list[PlaceSearch] = []
 
     def __bool__(self) -> bool:
         return bool(self.places or self.standbys)
 
-    def searched(self, *, tried: bool = False) -> list[ErasedCopy]:
-        """Return what the copies hold. Raises what searching raises. tried: a copy that cannot be searched is one that
-        may hold the keys."""
+    def searched(self, *, dry_run: bool) -> list[ErasedCopy]:
+        """Search all copies, and return what they hold. Raises for the first one that could not be erased: it is
+        misspelt, out of reach, of another store, in use or another directory's, or this user may not write there. Then
+        nothing has changed. dry_run: write nothing to find out."""
         if not self:
             return []
-        from recovery.backup.erase import search_standby
-
-        works: list[tuple[str, Callable[[], ErasedCopy]]] = [
-            (each, partial(self._searched_place, each)) for each in self.places
-        ]
-        works += [(str(each), partial(search_standby, each, self.wanted)) for each in self.standbys]
-        return [_tried(location, work) if tried else work() for location, work in works]
-
-    def _searched_place(self, address: str) -> ErasedCopy:
-        from recovery.backup.catalog import Catalog
-        from recovery.backup.erase import search_place
+        from recovery.backup.erase import PlaceSearch, check_access, check_standby
         from recovery.places.opening import open_place
 
-        place = open_place(address)
-        found = search_place(place, self.wanted)
-        if found.held or found.left:
-            catalog = Catalog(place)
-            latest = catalog.latest_of(catalog.look())
-            with looked_at(self.directory, self.access) as store:
-                self._writer(place, address, dry_run=True).begin(plan_resume(store.found()).partitions, latest)
+        self._searches = [PlaceSearch(open_place(each), self.wanted) for each in self.places]
+        found = [each.found() for each in self._searches]
+        found += [check_standby(each, self.wanted) for each in self.standbys]
+        for search, address in zip(self._searches, self.places, strict=True):
+            if search.holding or search.unread:
+                with looked_at(self.directory, self.access) as store:
+                    partitions = plan_resume(store.found()).partitions
+                    self._writer(search.place, address, dry_run=True).begin(partitions, search.latest)
+                if not dry_run:
+                    check_access(search.place)
         return found
 
     def erased(self) -> list[ErasedCopy]:
-        """Erase the keys from the copies, and return what was done at each. A copy that fails is one that still may
-        hold the keys."""
+        """Erase the keys from the copies, which were searched, and return what was done at each. A copy that fails is
+        one that still may hold the keys."""
         if not self:
             return []
         from recovery.backup.erase import erase_place, erase_standby
-        from recovery.places.opening import open_place
 
         clock = SystemClock()
 
-        def at_place(address: str) -> ErasedCopy:
-            place = open_place(address)
-            return erase_place(place, self.wanted, lambda: self.backed_up(place, address), clock)
+        def at_place(search: PlaceSearch, address: str) -> ErasedCopy:
+            return erase_place(search, lambda: self.backed_up(search.place, address), clock, killed=self.killed)
 
-        def at_standby(standby: Path) -> ErasedCopy:
-            return erase_standby(standby, self.wanted, clock)
-
-        found = [_tried(each, partial(at_place, each)) for each in self.places]
-        return [*found, *(_tried(str(each), partial(at_standby, each)) for each in self.standbys)]
+        searched = zip(self.places, self._searches, strict=True)
+        found = [_tried(address, partial(at_place, search, address)) for address, search in searched]
+        found += [_tried(str(each), partial(erase_standby, each, self.wanted, clock)) for each in self.standbys]
+        return found
 
     def backed_up(self, place: Place, address: str) -> Made:
         """Make a backup of whole partitions."""
