@@ -308,8 +308,7 @@ def prune(
     # prune.4
     garbage = _unneeded(objects, kept, running, _without(left, contents.unreadable))
     if not dry_run:
-        with ThreadPoolExecutor(READERS) as pool:
-            list(pool.map(lambda entry: target.delete(entry.name), garbage))
+        _delete_all(target, garbage)
         catalog.keep_bundle()
     return Pruned(
         kept=tuple(sorted({each.id for each in kept})),
@@ -318,6 +317,11 @@ def prune(
         objects=len(garbage),
         stored_bytes=sum(entry.size_bytes for entry in garbage),
     )
+
+
+def _delete_all(target: Place, entries: Iterable[PlaceEntry]) -> None:
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(lambda entry: target.delete(entry.name), entries))
 
 
 def _leftovers(target: Place, torn: Sequence[PlaceEntry], now_ms: int) -> list[str]:

@@ -103,13 +103,9 @@ def erase_command(
     it changes anything, and asks before it erases. Ends with 44 if nothing of the key is found, and with 19 if a copy
     that was named still holds it.
     """
-    texts = list(dict.fromkeys((*given, *_read(key_file))))
-    keys = tuple(KeyToErase(step, text) for text in texts for step in (steps or (None,)))
+    keys = _keys((*given, *_read(key_file)), steps)
     if not (keys or states):
         raise click.UsageError("Give --key, --key-file or --state.")
-    if "" in texts and not steps:
-        # A variable of a script that is not set.
-        raise click.UsageError("The key is empty: that of the rows that a condition puts aside. Name their --step.")
     refuse_hydrating(directory, "erase")
     store = store_at(directory, access)
     first, *others = plan_resume(store.found()).partitions
@@ -188,6 +184,15 @@ def _recorded_text(recorded: InHistory) -> str:
     records = f"the run history names the key in {counted(recorded.records, 'record')}" if recorded.records else ""
     unfinished = "an erasure that did not come to its end is to be completed" if recorded.is_unfinished else ""
     return "; ".join(filter(None, (records, unfinished)))
+
+
+def _keys(given: Sequence[str], steps: Sequence[str]) -> tuple[KeyToErase, ...]:
+    """Return each key once, in each of the steps. Raises UsageError."""
+    texts = dict.fromkeys(given)
+    if "" in texts and not steps:
+        # A variable of a script that is not set.
+        raise click.UsageError("The key is empty: that of the rows that a condition puts aside. Name their --step.")
+    return tuple(KeyToErase(step, text) for text in texts for step in (steps or (None,)))
 
 
 def _read(key_file: str | None) -> list[str]:
