@@ -316,7 +316,7 @@ def test_a_place_that_hangs_hides_no_other_copies(make_store, pages, monkeypatch
     """The rest of the page is there, and says that the list is not."""
     directory, ends = make_store(1), threading.Event()
     run_epochs(directory, 2, clock())
-    monkeypatch.setattr(flows, "listed", lambda place: {"problem": None} if ends.wait(60) else {})
+    monkeypatch.setattr(flows, "listed", lambda place, now_ms: {"problem": None} if ends.wait(60) else {})
     client = pages(directory, place="s3://b/p")
     try:
         text = client.get(f"flows/{directory.name}/copies").text
