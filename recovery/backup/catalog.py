@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
 
+from recovery.backup.bundle import Manifests
 from recovery.backup.heads import Heads, MissingHeadError
 from recovery.backup.manifest import MANIFESTS, SUFFIX, Manifest, decode, is_ours
 from recovery.places.protocol import Place, PlaceEntry, UnreadableError
@@ -44,14 +45,15 @@ class Catalog:
         self._known: dict[PlaceEntry, Backup] = {}
         self._newest: Manifest | None = None
         self._shared: dict[object, object] = {}
-        self._heads = Heads(target)
+        self._manifests = Manifests(target)
+        self._heads = Heads(self._manifests)
 
     def look(self) -> Contents:
         """Return the backups that are at the place now. Raises BackupTargetError."""
         there = [entry for entry in entries_of(self.target, MANIFESTS) if entry.name.endswith(SUFFIX)]
         known = {entry: self._known[entry] for entry in there if entry in self._known}
         new = [entry for entry in there if entry not in known]
-        with ThreadPoolExecutor(READERS) as pool:
+        with self._manifests.expecting(new), ThreadPoolExecutor(READERS) as pool:
             found = list(pool.map(self._read, new))
         known |= {entry: each for entry, each in zip(new, found, strict=True) if isinstance(each, Backup)}
         self._known = known
@@ -69,7 +71,7 @@ class Catalog:
             if self._newest is not None and self._newest.id == backup.id:
                 return self._newest
             entry = next(entry for entry, each in self._known.items() if each is backup)
-            found = read_manifest(self.target, entry, self._heads)
+            found = read_manifest(self._manifests, entry, self._heads)
             if isinstance(found, Manifest):
                 self._newest = found
                 return found
@@ -79,8 +81,12 @@ class Catalog:
         """Note the backup that this process has made, so that it need not be read to be continued."""
         self._newest = manifest
 
+    def keep_bundle(self) -> None:
+        """Let the next process find what this one had to read, in one object: for processes that write to the place."""
+        self._manifests.keep(self._known)
+
     def _read(self, entry: PlaceEntry) -> Backup | PlaceEntry | None:
-        found = read_manifest(self.target, entry, self._heads)
+        found = read_manifest(self._manifests, entry, self._heads)
         if not isinstance(found, Manifest):
             return found
         # Backups share most objects; one text for each name keeps thousands of them small.
@@ -98,15 +104,15 @@ def stage(manifest: Manifest) -> Stage:
     return stage_of(descriptions, manifest.started_ms, manifest.id, manifest.term)
 
 
-def read_manifest(target: Place, entry: PlaceEntry, heads: Heads) -> Manifest | PlaceEntry | None:
+def read_manifest(manifests: Manifests, entry: PlaceEntry, heads: Heads) -> Manifest | PlaceEntry | None:
     """Return the manifest; its entry if the manifest is unreadable; None if the manifest was removed meanwhile. heads:
     those at the place."""
     try:
-        return decode(target.read(entry.name), identity_of(entry.name), heads)
+        return decode(manifests.read(entry.name), identity_of(entry.name), heads)
     except FileNotFoundError:
         return None
     except MissingHeadError:
-        return entry if exists(target, entry.name) else None
+        return entry if exists(manifests.target, entry.name) else None
     except ValueError:
         return entry
 

@@ -1,18 +1,21 @@
 """Erasing keys from copies: from a place of backups, and from a standby that follows it.
 
+Every copy is searched before the first byte of anything changes, so a copy that is misspelt, out of reach or of another
+store is refused then. Of a place:
+
 place.1 Search: each object of a partition that can have a key is read once, whether a backup lists it or not; and so
         is each note of a drill, which says what was damaged.
 place.2 If some hold a key: make a backup of whole partitions, from the store in which the keys are erased. No backup
         continues an older one across an erasure (see `recovery.planning.chains`), so nothing made from now on has them.
-place.3 Refuse to go on while another backup is being made: it may hold the keys.
+place.3 Refuse to go on while another backup is being made: it may hold the keys. The note of a backup whose process
+        has certainly ended does not count.
 place.4 Remove the manifests that list an object which holds a key, then prune what no backup needs any more, then the
         objects and notes that hold a key and are still there.
 place.5 Search again, until there is no object that was not searched: a bucket with versioning keeps an older version of
         each object that was removed, which is searched and removed as an object.
 
 What a backup that goes had besides is in the new one, for the epochs that the store still holds; older epochs are no
-longer restored from this place. Killed at any step, the same call completes it; killed while it makes the backup, once
-the note of that backup is a day old.
+longer restored from this place. Killed at any step, the same call on the same host completes it.
 """
 
 from __future__ import annotations
@@ -22,16 +25,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recovery.backup.bundle import NAME as BUNDLE
 from recovery.backup.catalog import Catalog, entries_of
 from recovery.backup.drills import DRILLS, drill_names
 from recovery.backup.make import Made
-from recovery.backup.manifest import OBJECTS, RUNNING, Manifest, manifest_name
+from recovery.backup.manifest import MANIFESTS, OBJECTS, Manifest, manifest_name
 from recovery.backup.repository import (
-    STALE_AFTER_S,
     check_store,
     list_backups,
     prune,
     refuse_other_versions,
+    under_way,
 )
 from recovery.backup.standby.document import read_standby
 from recovery.backup.standby.follow import Follower
@@ -48,13 +52,21 @@ from recovery.errors import (
 from recovery.host.durable import create
 from recovery.host.scratch import scratch_directory
 from recovery.host.storage_errors import storage_errors
+from recovery.places.mounted import limited
+from recovery.places.opening import open_place
 from recovery.places.protocol import DRAFT, Lock, OlderVersion, Place, UnreadableError
 from recovery.planning.backups import MOST_DIGITS, KeepRule
 from recovery.storage.erasing import SoughtKeys, changes_hold, partition_holds, rewrite, text_holds
+from recovery.storage.lock import check_unlocked
 from recovery.storage.standby import is_standby
 
 ALL = KeepRule(count=10**MOST_DIGITS)
 CHANGES = ".changes.zst"
+ACCESS = "erase-check.json"
+"""An object that is written and removed to learn whether that is allowed: no backup gives this name."""
+KILLED_REMEDY = (
+    "Repeat the command when it has ended; if nothing of it runs any more on that host, with --killed-backups"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,35 +110,43 @@ class ErasedCopy:
         }
 
 
-class _Search:
+class PlaceSearch:
     """The objects of a place and their older versions, of which each is read once. searched: the names that were;
     holding: those of them that hold a key; unread: those that cannot be read as what they should be; unseen: what
     nobody can look at."""
 
     def __init__(self, place: Place, wanted: SoughtKeys) -> None:
-        self._place, self._wanted = place, wanted
+        """Search what is there now; only reads. Raises NoBackupError, ForeignPartitionError, UnsupportedVersionError
+        for backups of a newer version, whose objects are unknown, or BackupTargetError."""
+        self.place, self._wanted = place, wanted
         self._older: dict[str, OlderVersion] = {}
         self.searched: set[str] = set()
         self.holding: list[str] = []
         self.unread: list[str] = []
         self.unseen = place.unseen
-
-    def begin(self) -> None:
-        """Search what is there now. Raises NoBackupError, ForeignPartitionError, UnsupportedVersionError for backups of
-        a newer version, whose objects are unknown, or BackupTargetError."""
-        contents = Catalog(self._place).look()
-        if not (contents.backups or contents.unreadable or entries_of(self._place, OBJECTS)):
-            raise NoBackupError("it holds no backup", path=self._place.shown, cause="The address may be misspelt.")
-        check_store(contents.backups, self._wanted.store_id, self._place.shown)
-        refuse_other_versions(self._place, contents.unreadable)
+        catalog = Catalog(place)
+        contents = catalog.look()
+        if not (contents.backups or contents.unreadable or entries_of(place, OBJECTS)):
+            raise NoBackupError("it holds no backup", path=place.shown, cause="The address may be misspelt.")
+        check_store(contents.backups, wanted.store_id, place.shown)
+        refuse_other_versions(place, contents.unreadable)
         self.go_on()
+        self.latest = catalog.latest_of(contents) if self.holding or self.unread else None
+        """The latest backup, where a key was found or may be."""
+
+    def found(self) -> ErasedCopy:
+        """Return what the place holds of the keys, and which backups would go. Raises BackupTargetError."""
+        removed = tuple(manifest.id for manifest in _listing(self.place, self.holding))
+        held, left, locked = tuple(self.holding), tuple(self.unread), _Locked.of(self, self.holding)
+        why = _unread(left) or locked.why
+        return ErasedCopy(self.place.shown, held, removed, left=left, why=why, until=locked.until, unseen=self.unseen)
 
     def names(self) -> list[str]:
         """Return the names of what a place has, of any partition. Raises BackupTargetError."""
-        names = [*(entry.name for entry in entries_of(self._place, OBJECTS)), *drill_names(self._place)]
-        if self._place.versions is not None and not self.unseen:
+        names = [*(entry.name for entry in entries_of(self.place, OBJECTS)), *drill_names(self.place)]
+        if self.place.versions is not None and not self.unseen:
             try:
-                found = [each for prefix in (OBJECTS, DRILLS) for each in self._place.versions.entries(prefix)]
+                found = [each for prefix in (OBJECTS, DRILLS) for each in self.place.versions.entries(prefix)]
             except BackupTargetError as error:
                 # Another permission than that to list objects.
                 self.unseen = f"older versions of objects: {error.found}"
@@ -153,13 +173,13 @@ class _Search:
         """Remove an object, or an older version of one. Raises what `Place.delete` raises."""
         older = self._older.get(name)
         if older is None:
-            self._place.delete(name)
-        elif self._place.versions is not None:
-            self._place.versions.delete(older)
+            self.place.delete(name)
+        elif self.place.versions is not None:
+            self.place.versions.delete(older)
 
     def locks(self, names: Iterable[str]) -> list[Lock]:
         """Return what keeps these from being removed. Raises BackupTargetError."""
-        versions = self._place.versions
+        versions = self.place.versions
         if versions is None:
             return []
         named = (self._older.get(name, OlderVersion(name, "")) for name in names)
@@ -190,25 +210,13 @@ class _Search:
 
     def _fetch(self, name: str, path: Path) -> None:
         # A missing object is not an error of the scratch directory.
-        older, versions = self._older.get(name), self._place.versions
-        chunks = self._place.read(name) if older is None or versions is None else versions.read(older)
+        older, versions = self._older.get(name), self.place.versions
+        chunks = self.place.read(name) if older is None or versions is None else versions.read(older)
         first = next(chunks, b"")
         with storage_errors(path), os.fdopen(create(path), "wb") as file:
             file.write(first)
             for chunk in chunks:
                 file.write(chunk)
-
-
-def search_place(place: Place, wanted: SoughtKeys) -> ErasedCopy:
-    """Return what a place of backups holds of keys, and which backups would go. Only reads. Raises what
-    `erase_place` raises before it changes anything."""
-    search = _Search(place, wanted)
-    search.begin()
-    removed = tuple(manifest.id for manifest in _listing(place, search.holding))
-    held, left = tuple(search.holding), tuple(search.unread)
-    locked = _Locked.of(search, held)
-    why = _unread(search) or locked.why
-    return ErasedCopy(place.shown, held, removed, left=left, why=why, until=locked.until, unseen=search.unseen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +227,7 @@ class _Locked:
     until: str | None = None
 
     @classmethod
-    def of(cls, search: _Search, names: Iterable[str]) -> _Locked:
+    def of(cls, search: PlaceSearch, names: Iterable[str]) -> _Locked:
         try:
             locks = search.locks(names)
         except BackupTargetError:
@@ -232,26 +240,35 @@ class _Locked:
         return cls(f"the bucket keeps {len(locks)} of them {end} ({modes})" if locks else "", until)
 
 
-def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], clock: Clock) -> ErasedCopy:
-    """Erase keys from a place of backups. make: makes a backup there of the store, in which they are erased, of whole
-    partitions. Raises NoBackupError, ForeignPartitionError, UnsupportedVersionError, and what `make` raises: then
-    nothing was removed; BackupTargetError: then the call has to be repeated."""
+def check_access(place: Place) -> None:
+    """Write a small object to a place and remove it: erasing there does both. Raises BackupTargetError."""
+    place.write(ACCESS, [b"{}"])
+    place.delete(ACCESS)
+
+
+def erase_place(search: PlaceSearch, make: Callable[[], Made], clock: Clock, *, killed: bool = False) -> ErasedCopy:
+    """Erase keys from a place of backups that was searched. make: makes a backup there of the store, in which they are
+    erased, of whole partitions. killed: no backup that is announced there goes on, also one of another host. Raises
+    what `make` raises: then nothing was removed; BackupTargetError: then the call has to be repeated."""
     # place.1
-    search = _Search(place, wanted)
-    search.begin()
+    place = search.place
+    search.go_on()
     if not search.holding and not search.unread:
         return ErasedCopy(place.shown, unseen=search.unseen)
     # place.2
     made = make().manifest if search.has_rows() else None
     faults.reach("place.2")
     # place.3
-    limit_ms = clock.wall_ms() - STALE_AFTER_S * 1000
-    running = tuple(entry.name for entry in entries_of(place, RUNNING) if entry.written_ms >= limit_ms)
-    if running and made is not None:
-        why = "a backup is being made there, or was killed within a day; repeat the command when it has ended"
-        return ErasedCopy(place.shown, tuple(search.holding), (), made.id, (*search.holding, *running), why)
-    removed: list[str] = []
+    running = under_way(place, clock.wall_ms())
+    if running and made is not None and not killed:
+        why = f"a backup is being made there, or was killed: {running[0].shown}. {KILLED_REMEDY}"
+        names = [each.name for each in running]
+        return ErasedCopy(place.shown, tuple(search.holding), (), made.id, (*search.holding, *names), why)
     refused: dict[str, str] = {}
+    if made is not None:
+        for each in running:
+            _delete(place.delete, each.name, refused)
+    removed: list[str] = []
     while True:
         # place.4
         if made is not None:
@@ -266,7 +283,7 @@ def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], cloc
     there = set(search.names())
     left = tuple(name for name in (*search.holding, *search.unread) if name in there)
     locked = _Locked.of(search, left)
-    why = locked.why or next(iter(refused.values()), "") or _unread(search, left)
+    why = locked.why or next(iter(refused.values()), "") or _unread([name for name in left if name in search.unread])
     return ErasedCopy(
         place.shown,
         tuple(search.holding),
@@ -279,10 +296,10 @@ def erase_place(place: Place, wanted: SoughtKeys, make: Callable[[], Made], cloc
     )
 
 
-def _retire(place: Place, search: _Search, made: Manifest, clock: Clock, refused: dict[str, str]) -> list[str]:
+def _retire(place: Place, search: PlaceSearch, made: Manifest, clock: Clock, refused: dict[str, str]) -> list[str]:
     """Remove the backups that list an object with a key, and what no backup needs; return the ids of the former."""
     going = [manifest.id for manifest in _listing(place, search.holding)]
-    for name in map(manifest_name, going):
+    for name in (*map(manifest_name, going), BUNDLE):
         _delete(place.delete, name, refused)
     faults.reach("place.4.manifests")
     try:
@@ -306,9 +323,22 @@ def _delete(delete: Callable[[str], None], name: str, refused: dict[str, str]) -
         refused[name] = error.found
 
 
-def _unread(search: _Search, left: Sequence[str] | None = None) -> str:
-    found = search.unread if left is None else [name for name in left if name in search.unread]
-    return "what these hold cannot be read" if found else ""
+def _unread(names: Sequence[str]) -> str:
+    return "what these hold cannot be read" if names else ""
+
+
+def check_standby(directory: Path, wanted: SoughtKeys) -> ErasedCopy:
+    """Return which files of a standby hold keys; only reads. Raises what `search_standby` raises; DirectoryLockedError
+    while another process uses the standby; and NoBackupError, ConfigurationError or BackupTargetError for the place
+    that the standby follows, which erasing reads."""
+    found = search_standby(directory, wanted)
+    check_unlocked(directory)
+    mark = read_standby(directory)
+    if mark is not None:
+        followed = limited(open_place(mark.place))
+        if not entries_of(followed, MANIFESTS):
+            raise NoBackupError("it holds no backup", path=followed.shown, cause=f"The standby {directory} follows it.")
+    return found
 
 
 def search_standby(directory: Path, wanted: SoughtKeys) -> ErasedCopy:

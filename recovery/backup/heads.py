@@ -21,8 +21,9 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from recovery.backup.bundle import Readable
 from recovery.errors import shown
-from recovery.places.protocol import Place, UnreadableError
+from recovery.places.protocol import UnreadableError
 
 LARGEST = 256 << 20
 """The largest manifest as JSON, in bytes. An epoch takes some 80 bytes in each partition, so of a store that was stored
@@ -134,7 +135,7 @@ def _shared(mine: list[Any], others: list[Any]) -> int:
 class Heads:
     """The heads at a place. Reads each one once, as long as not many others are read. Safe from several threads."""
 
-    def __init__(self, target: Place) -> None:
+    def __init__(self, target: Readable) -> None:
         self._target = target
         self._lock = threading.Lock()
         self._known: dict[NamedHead, Head] = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from recovery.backup.catalog import Backup, Catalog
-from recovery.backup.drills import last_drill_at
+from recovery.backup.drills import drills_at
 from recovery.backup.heads import Head, fits, new_head
 from recovery.backup.links import Linking, NoLink, WrittenLink, merge_link, store_link, write_link
 from recovery.backup.manifest import OBJECTS, Manifest, backup_id, encode_copy, object_name
@@ -27,6 +27,7 @@ from recovery.base.threads import each
 from recovery.base.version import installed_version
 from recovery.errors import InconsistentPartitionsError, RecoveryError, StorageError
 from recovery.host.open_files import allow_open_files
+from recovery.host.processes import as_holder
 from recovery.host.scratch import scratch_directory
 from recovery.places.protocol import Place
 from recovery.planning.held import check_fit
@@ -164,7 +165,9 @@ def make_backup(
         writer.begin(planned, base if contents is None else catalog.latest_of(contents))
         may_count = writer.check
     given = iter([base])
-    found = begin(target, identity, lambda: next(given, None) or catalog.newest(), clock.wall_ms())
+    # Owners, on other hosts, write for a backup whose process was killed.
+    maker = as_holder("backup") if isinstance(parts, DirectoryParts) else None
+    found = begin(target, identity, lambda: next(given, None) or catalog.newest(), clock.wall_ms(), maker)
     before = found.copies if found is not None else ()
     try:
         allow_open_files(len(planned) * FILES_PER_COPY)
@@ -211,6 +214,7 @@ def make_backup(
         made = LastBackup(manifest.finished_ms, manifest.epoch, target.shown, incremental, chain, manifest.execution)
         note_backup(home or directory, made)
         if base is None:
+            catalog.keep_bundle()
             _bring_drill(target, home or directory, clock.wall_ms())
     except BaseException:
         with contextlib.suppress(RecoveryError, FileNotFoundError):
@@ -430,8 +434,11 @@ def _each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 def _bring_drill(target: Place, directory: Path, now_ms: int) -> None:
     """Note in the directory how the last drill of its place ended, unless the note is of a later drill at another
-    place. The backup counts, whatever becomes of the note."""
+    place; the place itself knows the order of its drills. The backup counts, whatever becomes of the note."""
     with contextlib.suppress(RecoveryError):
-        drill, known = last_drill_at(target), last_drill(directory)
-        if drill is not None and not (known is not None and drill.finished_ms < known.finished_ms <= now_ms):
+        drills, known = drills_at(target), last_drill(directory)
+        drill = next(drills, None)
+        if drill is None:
+            return
+        if known is None or not drill.finished_ms < known.finished_ms <= now_ms or known in drills:
             note_last_drill(directory, drill)

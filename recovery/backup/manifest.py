@@ -133,13 +133,26 @@ class _Manifest(_Format, frozen=True):
     term: _Count = 0
 
 
-class _Running(msgspec.Struct, frozen=True):
+class Maker(msgspec.Struct, frozen=True):
+    """The process that makes a backup by itself, without owners on other hosts: see `recovery.host.processes`."""
+
+    pid: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
+    host: _Name
+    process: _Name
+    purpose: _Name
+
+
+class Announced(msgspec.Struct, frozen=True):
+    """A note under `running/`: the names of the objects that the backup may list again, and who makes it; None: an
+    older version does, or several processes."""
+
     needs: list[_Name]
+    maker: Maker | None = None
 
 
 _FORMAT = msgspec.json.Decoder(_ManifestHead)
 _MANIFEST = msgspec.json.Decoder(_Manifest)
-_RUNNING = msgspec.json.Decoder(_Running)
+_RUNNING = msgspec.json.Decoder(Announced)
 
 # Thousands of manifests list much the same: one object for each value keeps a listing of them small.
 _changes = lru_cache(maxsize=1 << 14)(StoredChanges)
@@ -275,11 +288,10 @@ def decode(chunks: Iterable[bytes], identity: str, heads: Heads) -> Manifest:
         raise ValueError(f"not a manifest: {error or type(error).__name__}") from error
 
 
-def decode_needs(chunks: Iterable[bytes]) -> frozenset[str]:
-    """Return the object names that a note under `running/` lists. Raises ValueError if the object is half-written or
-    not a note."""
+def decode_announced(chunks: Iterable[bytes]) -> Announced:
+    """Return what a note under `running/` says. Raises ValueError if the object is half-written or not a note."""
     try:
-        return frozenset(_RUNNING.decode(unpacked(chunks, LARGEST)).needs)
+        return _RUNNING.decode(unpacked(chunks, LARGEST))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"no note of a running backup: {error}") from error
 

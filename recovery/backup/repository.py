@@ -14,8 +14,9 @@ Making a backup
 
 Removing backups
     prune.1 List the objects, then read all manifests, and choose which to keep.
-    prune.2 Remove all other manifests, and files under `running/` that are older than a day. Remove unreadable
-            manifests that are older than a day and that the rules would not keep if they were readable.
+    prune.2 Remove all other manifests, and files under `running/` that are older than a day, or whose process has
+            certainly ended: only this host can know that. Remove unreadable manifests that are older than a day and
+            that the rules would not keep if they were readable.
     prune.3 Read `running/`, and then list the manifests again and read those that are new.
     prune.4 Remove the objects listed in prune.1, except those that a manifest lists that was kept in prune.1 or found
             in prune.3, those that `running/` names, and those whose name has the id of a backup that is running or
@@ -31,11 +32,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
+
+from recovery.backup.bundle import Manifests
 from recovery.backup.catalog import Backup, Catalog, entries_of, exists, identity_of, read_manifest, stage
 from recovery.backup.heads import Heads
 from recovery.backup.manifest import (
@@ -43,14 +47,17 @@ from recovery.backup.manifest import (
     OBJECTS,
     RUNNING,
     SUFFIX,
+    Maker,
     Manifest,
     OtherFormatError,
     decode,
-    decode_needs,
+    decode_announced,
     encode,
     manifest_name,
 )
+from recovery.base.wording import moment_text
 from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
+from recovery.host.processes import describe_holder, has_ended
 from recovery.places.directory import DirectoryPlace
 from recovery.places.protocol import DRAFT, NO_FILE, Place, PlaceEntry
 from recovery.planning.backups import KeepRule, backups_to_keep
@@ -131,10 +138,24 @@ def lines_json(lines: Sequence[Manifest]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A backup that is being made, or was being made when it was killed, and the objects of others that it may need."""
+    """A backup that is being made, or was being made when it was killed, the objects of others that it may need, and
+    the process that makes it, if one process makes all of it."""
 
     id: str
-    needs: frozenset[str]
+    needs: frozenset[str] = frozenset()
+    maker: Maker | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process that made it has certainly ended, so that nothing of it is written any more."""
+        return self.maker is not None and has_ended(msgspec.structs.asdict(self.maker))
+
+
+class UnderWay(NamedTuple):
+    """A note of a backup that may still be being made: its name at the place, and what people read."""
+
+    name: str
+    shown: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +169,16 @@ class Pruned:
     stored_bytes: int
 
 
-def list_backups(target: Place, besides: Container[str] = ()) -> Listing:
-    """Read all manifests but those of the names in `besides`. Raises BackupTargetError."""
+def list_backups(target: Place, besides: Container[str] = (), *, bundled: bool = True) -> Listing:
+    """Read all manifests but those of the names in `besides`. bundled: False: read each one itself; see
+    `recovery.backup.bundle`. Raises BackupTargetError."""
     entries = [
         entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(SUFFIX) and entry.name not in besides
     ]
-    heads = Heads(target)
-    with ThreadPoolExecutor(READERS) as pool:
-        found = list(pool.map(lambda entry: read_manifest(target, entry, heads), entries))
+    stored = Manifests(target, bundled=bundled)
+    heads = Heads(stored)
+    with stored.expecting(entries), ThreadPoolExecutor(READERS) as pool:
+        found = list(pool.map(lambda entry: read_manifest(stored, entry, heads), entries))
     manifests = sorted((each for each in found if isinstance(each, Manifest)), key=lambda each: age(stage(each)))
     return Listing(tuple(manifests), tuple(entry for entry in found if isinstance(entry, PlaceEntry)))
 
@@ -186,14 +209,22 @@ def check_store(
         )
 
 
-def begin(target: Place, identity: str, choose_base: Callable[[], Manifest | None], started_ms: int) -> Manifest | None:
-    """Steps make.1 and make.2: announce the backup; returns the base, whose copies the backup may list again."""
+def begin(
+    target: Place,
+    identity: str,
+    choose_base: Callable[[], Manifest | None],
+    started_ms: int,
+    maker: Mapping[str, Any] | None = None,
+) -> Manifest | None:
+    """Steps make.1 and make.2: announce the backup; returns the base, whose copies the backup may list again. maker:
+    this process (`recovery.host.processes.as_holder`), if it alone writes to the place for this backup."""
     while True:
         base = choose_base()
         note = {
             "id": identity,
             "started_ms": started_ms,
             "needs": sorted(() if base is None else base.objects),
+            **({} if maker is None or maker["process"] is None else {"maker": maker}),
         }
         target.write(running_name(identity), [gzip.compress(json.dumps(note).encode(), mtime=0)])
         if base is None or exists(target, manifest_name(base.id)):
@@ -277,8 +308,8 @@ def prune(
     # prune.4
     garbage = _unneeded(objects, kept, running, _without(left, contents.unreadable))
     if not dry_run:
-        with ThreadPoolExecutor(READERS) as pool:
-            list(pool.map(lambda entry: target.delete(entry.name), garbage))
+        _delete_all(target, garbage)
+        catalog.keep_bundle()
     return Pruned(
         kept=tuple(sorted({each.id for each in kept})),
         removed=tuple(removed),
@@ -288,12 +319,40 @@ def prune(
     )
 
 
+def _delete_all(target: Place, entries: Iterable[PlaceEntry]) -> None:
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(lambda entry: target.delete(entry.name), entries))
+
+
 def _leftovers(target: Place, torn: Sequence[PlaceEntry], now_ms: int) -> list[str]:
-    """Return the names of files of unfinished and unreadable backups that are older than a day: prune.2. torn: the
-    unreadable manifests that no rule keeps."""
+    """Return the names of files of unfinished and unreadable backups that are older than a day, and of notes of backups
+    whose process has ended: prune.2. torn: the unreadable manifests that no rule keeps."""
     drafts = [entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(DRAFT)]
-    found = (*drafts, *torn, *entries_of(target, RUNNING))
-    return [entry.name for entry in found if entry.written_ms < now_ms - STALE_AFTER_S * 1000]
+    notes = entries_of(target, RUNNING)
+    old = [entry.name for entry in (*drafts, *torn, *notes) if _is_stale(entry, now_ms)]
+    return [*old, *(e.name for e in _without(set(old), notes) if _is_of_ended(target, e))]
+
+
+def _is_stale(entry: PlaceEntry, now_ms: int) -> bool:
+    return entry.written_ms < now_ms - STALE_AFTER_S * 1000
+
+
+def _is_of_ended(target: Place, entry: PlaceEntry) -> bool:
+    running = None if entry.size_bytes == NO_FILE else _read_running(target, entry)
+    return running is not None and running.has_ended
+
+
+def under_way(target: Place, now_ms: int) -> list[UnderWay]:
+    """Return the backups that may still be being made at a place. Raises BackupTargetError."""
+    fresh = [entry for entry in entries_of(target, RUNNING) if not _is_stale(entry, now_ms)]
+    found = []
+    for entry in fresh:
+        running = None if entry.size_bytes == NO_FILE else _read_running(target, entry)
+        maker = None if running is None else running.maker
+        if running is None or not running.has_ended:
+            by = "" if maker is None else f", {describe_holder(msgspec.structs.asdict(maker))}"
+            found.append(UnderWay(entry.name, f"{entry.name} of {moment_text(entry.written_ms)}{by}"))
+    return found
 
 
 def _without(names: Container[str], entries: Iterable[PlaceEntry]) -> list[PlaceEntry]:
@@ -370,10 +429,11 @@ def _read_running(target: Place, entry: PlaceEntry) -> Running | None:
     """Return what a running backup announced; None if it is not readable yet."""
     identity = identity_of(entry.name)
     try:
-        return Running(identity, decode_needs(target.read(entry.name)))
+        found = decode_announced(target.read(entry.name))
+        return Running(identity, frozenset(found.needs), found.maker)
     except FileNotFoundError:
         # It ended since it was listed; the caller reads its manifest next.
-        return Running(identity, frozenset())
+        return Running(identity)
     except ValueError:
         return None
 

@@ -103,12 +103,13 @@ class Source(Protocol):
 class BackupSource:
     """The `Source` of the finished backups at a target. A copy that several backups list appears once."""
 
-    def __init__(self, target: Place, clock: Clock, scratch: Path | None = None) -> None:
-        """scratch: a directory for temporary files. Raises NoBackupError or BackupTargetError."""
+    def __init__(self, target: Place, clock: Clock, scratch: Path | None = None, *, bundled: bool = True) -> None:
+        """scratch: a directory for temporary files. bundled: False: read each manifest itself. Raises NoBackupError or
+        BackupTargetError."""
         self.shown = target.shown
         self._target = target
         self._scratch = scratch
-        self.listing: Listing = list_backups(target)
+        self.listing: Listing = list_backups(target, bundled=bundled)
         if not self.listing.manifests:
             others = f"; {len(self.listing.unreadable)} cannot be read" if self.listing.unreadable else ""
             raise NoBackupError(f"it holds no finished backup{others}", path=target.shown)
@@ -304,13 +305,14 @@ def _databases(directory: Path) -> list[Path]:
         return sorted(path for path in files_below(directory) if path.suffix == SUFFIX and path.is_file())
 
 
-def open_source(target: Place, scratch: Path, clock: Clock) -> Source:
-    """Return the backups at a target; for a directory without backups, the copies of partitions in it.
+def open_source(target: Place, scratch: Path, clock: Clock, *, bundled: bool = True) -> Source:
+    """Return the backups at a target; for a directory without backups, the copies of partitions in it. bundled: False:
+    read each manifest itself, which finds one that was damaged.
 
     Raises NoBackupError, BackupTargetError, DirectoryLockedError or StorageError.
     """
     try:
-        return BackupSource(target, clock, scratch)
+        return BackupSource(target, clock, scratch, bundled=bundled)
     except NoBackupError:
         if isinstance(target, DirectoryPlace) and not (target.root / MANIFESTS).exists():
             return PlainSource(target.root, scratch)

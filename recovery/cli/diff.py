@@ -78,7 +78,7 @@ class _Compares(click.Command):
 @store_option
 @variable_option
 @timers_option
-@option("--key", "pattern", metavar="GLOB", without="all",
+@option("--pattern", was="--key", metavar="GLOB", without="all",
         help="Compare only keys that match: `*` any characters, `?` one, `[abc]` one of these. Where A and B share a "
              "history, equal keys are then not counted. A key of an operator is its text if it is one text column, "
              "else a JSON object of its columns.")  # fmt: skip
@@ -91,7 +91,8 @@ class _Compares(click.Command):
         help="Do not compare fields of this name, at any depth.")  # fmt: skip
 @option("--limit", type=click.IntRange(min=0), default=20, show_default=True, metavar="N",
         help="The most differences to show.")  # fmt: skip
-@option("--output", type=click.Path(path_type=Path), metavar="FILE.csv|FILE.parquet",
+@option("-o", "--output-file", "output", was="--output", type=click.Path(path_type=Path),
+        metavar="FILE.csv|FILE.parquet",
         help="Write all differences to this file, which appears when it is whole.")  # fmt: skip
 @owner_options
 @settings_options
@@ -258,7 +259,7 @@ def _say_differences(shown: list[KeyDifference], total: int, output: Path | None
         say()
         say(table(("step", "key", "", "A", "B", "fields"), map(_row, shown)))
     if total > len(shown):
-        say(f"{counted(total, 'key')} differ; --limit shows more, --output writes all")
+        say(f"{counted(total, 'key')} differ; --limit shows more, --output-file writes all")
     if output is not None:
         say(f"{counted(total, 'difference')} in {output}")
 

@@ -1,4 +1,4 @@
-"""Files of `recovery diff --output`: the differences as CSV or Parquet, whole or not at all."""
+"""Files of `recovery diff --output-file`: the differences as CSV or Parquet, whole or not at all."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def drill(
     with scratch_directory("drill", scratch) as room:
         started = clock.elapsed_s()
         target = open_place(source)
-        found = open_source(target, room, clock)
+        found = open_source(target, room, clock, bundled=False)
         list_s = clock.elapsed_s() - started
 
         noted = partial(_noted, target, found, clock, started)

@@ -68,6 +68,9 @@ MOST_BYTES = 64 << 20
 @option("--standby", "standbys", metavar="STANDBY_DIR", type=DIRECTORY, multiple=True,
         help="Also in this [standby](backup.md#a-standby), by following its place once. No `follow` may be "
              "active.")  # fmt: skip
+@option("--killed-backups", is_flag=True,
+        help="Take the backups that are announced at the places as killed. Of this host the command knows that itself; "
+             "say it of another host if nothing of the backup runs there any more.")  # fmt: skip
 @dry_run_option("Only show where the key is found, in the places and standbys too. Works during a run.")
 @option("--yes", "-y", is_flag=True, help="Do not ask.")
 @owner_options
@@ -80,6 +83,7 @@ def erase_command(
     states: tuple[str, ...],
     places: tuple[str, ...],
     standbys: tuple[Path, ...],
+    killed_backups: bool,
     dry_run: bool,
     yes: bool,
     access: OwnerAccess,
@@ -88,16 +92,13 @@ def erase_command(
     """Erase a key, such as a person's, at every held epoch.
 
     Erases the key's states, their history, and its rows in quarantine, and rewrites the files so that no byte is left.
-    Nothing brings the key back but input that has it. End the run first. The command asks before it erases. Ends with
-    44 if nothing of the key is found, and with 19 if a copy that was named still holds it.
+    Nothing brings the key back but input that has it. End the run first. The command searches all named copies before
+    it changes anything, and asks before it erases. Ends with 44 if nothing of the key is found, and with 19 if a copy
+    that was named still holds it.
     """
-    texts = list(dict.fromkeys((*given, *_read(key_file))))
-    keys = tuple(KeyToErase(step, text) for text in texts for step in (steps or (None,)))
+    keys = _keys((*given, *_read(key_file)), steps)
     if not (keys or states):
         raise click.UsageError("Give --key, --key-file or --state.")
-    if "" in texts and not steps:
-        # A variable of a script that is not set.
-        raise click.UsageError("The key is empty: that of the rows that a condition puts aside. Name their --step.")
     refuse_hydrating(directory, "erase")
     store = store_at(directory, access)
     first, *others = plan_resume(store.found()).partitions
@@ -112,16 +113,17 @@ def erase_command(
         has_spark_state(store),
         known_copies(directory, [*places, *map(str, standbys)]),
     )
-    copies = NamedCopies(directory, access, wanted, places, standbys)
+    copies = NamedCopies(directory, access, wanted, places, standbys, killed=killed_backups)
+    if not dry_run:
+        store.check_free()
+    there = [*copies.searched(dry_run=dry_run), *beside(directory)]
     if dry_run:
-        there = [*copies.searched(), *beside(directory)]
         if not seen and not any(each.held or each.left for each in there):
             raise nothing_found(store, [each.location for each in there])
         _report(seen, None, there, dry_run, as_json)
         return
-    store.check_free()
     if not yes:
-        _ask(seen, copies)
+        _ask(seen, there)
     done = erase(store, keys, SystemClock(), states=states, required=not copies)
     there = [*copies.erased(), *beside(directory)]
     if done is None and not any(each.held or each.left for each in there):
@@ -153,9 +155,12 @@ class _Seen:
         return bool(self.found or self.ids) or any(self.recorded)
 
 
-def _ask(seen: _Seen, copies: NamedCopies) -> None:
-    """Show what would be erased, and ask. Where the directory has nothing, the copies are searched for that first."""
+def _ask(seen: _Seen, copies: Sequence[ErasedCopy]) -> None:
+    """Show what would be erased, and ask."""
     also = " and of the named copies" if copies else ""
+    held = [each for each in copies if each.held]
+    for each in held:
+        tell(one_line(_copy_text(each, True)))
     if seen.found or seen.ids:
         if seen.found:
             tell(_table(seen.found))
@@ -163,13 +168,10 @@ def _ask(seen: _Seen, copies: NamedCopies) -> None:
         question = f"Erase {what}, at every epoch? Nothing brings them back."
     elif seen:
         question = f"{_recorded_text(seen.recorded)}. Erase the rest of the key in {seen.directory}{also}?"
-    else:
-        held = [each for each in copies.searched(tried=True) if each.held]
-        for each in held:
-            tell(one_line(_copy_text(each, True)))
-        if not held:
-            return
+    elif held:
         question = f"{seen.directory} has nothing of the key. Erase it from {'; '.join(at.location for at in held)}?"
+    else:
+        return
     ask(question, False)
 
 
@@ -177,6 +179,15 @@ def _recorded_text(recorded: InHistory) -> str:
     records = f"the run history names the key in {counted(recorded.records, 'record')}" if recorded.records else ""
     unfinished = "an erasure that did not come to its end is to be completed" if recorded.is_unfinished else ""
     return "; ".join(filter(None, (records, unfinished)))
+
+
+def _keys(given: Sequence[str], steps: Sequence[str]) -> tuple[KeyToErase, ...]:
+    """Return each key once, in each of the steps. Raises UsageError."""
+    texts = dict.fromkeys(given)
+    if "" in texts and not steps:
+        # A variable of a script that is not set.
+        raise click.UsageError("The key is empty: that of the rows that a condition puts aside. Name their --step.")
+    return tuple(KeyToErase(step, text) for text in texts for step in (steps or (None,)))
 
 
 def _read(key_file: str | None) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -21,71 +20,70 @@ from recovery.storage.store import OwnerAccess
 
 if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
-    from recovery.backup.erase import ErasedCopy
+    from recovery.backup.erase import ErasedCopy, PlaceSearch
     from recovery.backup.make import Made
     from recovery.backup.writer import Writer
     from recovery.places.protocol import Place
 
 
-@dataclass(frozen=True, slots=True)
 class NamedCopies:
-    """The copies that the command names."""
+    """The copies that the command names. killed: no backup that is announced at a place goes on."""
 
-    directory: Path
-    access: OwnerAccess
-    wanted: SoughtKeys
-    places: tuple[str, ...]
-    standbys: tuple[Path, ...]
+    def __init__(
+        self,
+        directory: Path,
+        access: OwnerAccess,
+        wanted: SoughtKeys,
+        places: Sequence[str],
+        standbys: Sequence[Path],
+        *,
+        killed: bool = False,
+    ) -> None:
+        self.directory, self.access, self.wanted, self.killed = directory, access, wanted, killed
+        self.places = list({_lasting(each): each for each in places}.values())
+        self.standbys = list(dict.fromkeys(standbys))
+        self._searches: list[PlaceSearch] = []
 
     def __bool__(self) -> bool:
         return bool(self.places or self.standbys)
 
-    def searched(self, *, tried: bool = False) -> list[ErasedCopy]:
-        """Return what the copies hold. Raises what searching raises. tried: a copy that cannot be searched is one that
-        may hold the keys."""
+    def searched(self, *, dry_run: bool) -> list[ErasedCopy]:
+        """Search all copies, and return what they hold. Raises for the first one that could not be erased: it is
+        misspelt, out of reach, of another store, in use or another directory's, or this user may not write there. Then
+        nothing has changed. dry_run: write nothing to find out."""
         if not self:
             return []
-        from recovery.backup.erase import search_standby
-
-        works: list[tuple[str, Callable[[], ErasedCopy]]] = [
-            (each, partial(self._searched_place, each)) for each in self.places
-        ]
-        works += [(str(each), partial(search_standby, each, self.wanted)) for each in self.standbys]
-        return [_tried(location, work) if tried else work() for location, work in works]
-
-    def _searched_place(self, address: str) -> ErasedCopy:
-        from recovery.backup.catalog import Catalog
-        from recovery.backup.erase import search_place
+        from recovery.backup.erase import PlaceSearch, check_access, check_standby
         from recovery.places.opening import open_place
 
-        place = open_place(address)
-        found = search_place(place, self.wanted)
-        if found.held or found.left:
-            catalog = Catalog(place)
-            latest = catalog.latest_of(catalog.look())
-            with looked_at(self.directory, self.access) as store:
-                self._writer(place, address, dry_run=True).begin(plan_resume(store.found()).partitions, latest)
+        self._searches = [PlaceSearch(open_place(each), self.wanted) for each in self.places]
+        found = [each.found() for each in self._searches]
+        found += [check_standby(each, self.wanted) for each in self.standbys]
+        for search, address in zip(self._searches, self.places, strict=True):
+            if search.holding or search.unread:
+                with looked_at(self.directory, self.access) as store:
+                    partitions = plan_resume(store.found()).partitions
+                    self._writer(search.place, address, dry_run=True).begin(partitions, search.latest)
+                if not dry_run:
+                    check_access(search.place)
         return found
 
     def erased(self) -> list[ErasedCopy]:
-        """Erase the keys from the copies, and return what was done at each. A copy that fails is one that still may
-        hold the keys."""
+        """Erase the keys from the copies, which were searched, and return what was done at each. A copy that fails is
+        one that still may hold the keys."""
         if not self:
             return []
         from recovery.backup.erase import erase_place, erase_standby
-        from recovery.places.opening import open_place
 
         clock = SystemClock()
 
-        def at_place(address: str) -> ErasedCopy:
-            place = open_place(address)
-            return erase_place(place, self.wanted, lambda: self.backed_up(place, address), clock)
+        def at_place(search: PlaceSearch, address: str) -> ErasedCopy:
+            return erase_place(search, lambda: self.backed_up(search.place, address), clock, killed=self.killed)
 
-        def at_standby(standby: Path) -> ErasedCopy:
-            return erase_standby(standby, self.wanted, clock)
-
-        found = [_tried(each, partial(at_place, each)) for each in self.places]
-        return [*found, *(_tried(str(each), partial(at_standby, each)) for each in self.standbys)]
+        searched = zip(self.places, self._searches, strict=True)
+        found = [_tried(address, partial(at_place, search, address)) for address, search in searched]
+        found += [_tried(str(each), partial(erase_standby, each, self.wanted, clock)) for each in self.standbys]
+        return found
 
     def backed_up(self, place: Place, address: str) -> Made:
         """Make a backup of whole partitions."""

@@ -64,12 +64,13 @@ class _Weights(ParsedType[dict[str, float]]):
         """Return the weights by owner."""
         if not isinstance(value, str):
             return dict(value)
-        found = {}
+        found: dict[str, float] = {}
         for text in value.split(","):
             match = _WEIGHT.fullmatch(text.strip())
             if match is None:
                 self.fail(f"{text!r} is no weight of an owner, such as h1:7337=2", param, ctx)
-            found[match["owner"]] = float(match["weight"])
+            if found.setdefault(match["owner"], float(match["weight"])) != float(match["weight"]):
+                self.fail(f"{match['owner']} has two weights", param, ctx)
         return found
 
 
@@ -111,7 +112,7 @@ def drain(owner: str, **given: Any) -> None:
     """
 
     def plan(task: MoveTask, locations: Sequence[Location]) -> Sequence[Move]:
-        return plan_drain(locations, task.location(owner), weights={}, free_bytes=task.free_bytes())
+        return plan_drain(locations, [task.location(owner)], weights={}, free_bytes=task.free_bytes())
 
     _do(plan, also=(owner,), **given)
 
@@ -125,7 +126,10 @@ def balance(weights: Mapping[str, float], **given: Any) -> None:
     """Move partitions so that owners have equally many bytes, or nearly."""
 
     def plan(task: MoveTask, locations: Sequence[Location]) -> Sequence[Move]:
-        known = {task.location(at): weight for at, weight in weights.items()}
+        known: dict[str, float] = {}
+        for at, weight in weights.items():
+            if known.setdefault(task.location(at), weight) != weight:
+                raise ConfigurationError(f"{at} has two weights", remedy="Give each owner one weight.")
         _check_named(known, locations)
         return plan_balance(locations, weights=known, free_bytes=task.free_bytes())
 

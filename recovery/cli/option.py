@@ -25,12 +25,22 @@ else:
 class LinkedOption(click.Option):
     """An option whose help may have links to pages of docs/."""
 
-    def __init__(self, *arguments: Any, without: str = "", **more: Any) -> None:
-        """without: what applies if the option is not given, where no value says so."""
+    def __init__(self, *arguments: Any, without: str = "", was: str = "", **more: Any) -> None:
+        """without: what applies if the option is not given, where no value says so. was: its name in an earlier
+        version, which is still understood and not shown."""
         super().__init__(*arguments, **more)
-        self.without = without
+        self.without, self.was = without, was
         if self.multiple:
             self.help = f"{self.help} May be given several times."
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Let the parser know the option by all its names."""
+        shown = self.opts
+        try:
+            self.opts = [*shown, *filter(None, [self.was])]
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = shown
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the option's form and its help, as a terminal shows them."""

@@ -118,7 +118,7 @@ def show(directory: Path, wanted: Wanted, access: OwnerAccess, as_json: bool) ->
 
 @quarantine.command()
 @which_options
-@option("--output-file", metavar="FILE|-", default="-", show_default=True,
+@option("-o", "--output-file", metavar="FILE|-", default="-", show_default=True,
         help="Where to write; `-` is standard output. A file is replaced as a whole.")  # fmt: skip
 def export(directory: Path, wanted: Wanted, access: OwnerAccess, output_file: str) -> None:
     """Write the rows in quarantine as lines of JSON.

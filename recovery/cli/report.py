@@ -33,7 +33,8 @@ from recovery.storage.store import OwnerAccess
 
 @click.command()
 @directory_argument
-@option("-o", "--output", type=DIRECTORY, default="report.html", show_default=True, help="The page to write.")
+@option("-o", "--output-file", "output", was="--output", type=DIRECTORY, metavar="FILE", default="report.html",
+        show_default=True, help="The page to write.")  # fmt: skip
 @option("--force", is_flag=True, help="Replace the page if it exists.")
 @option("--keys", type=click.IntRange(min=0, max=100_000), default=10, show_default=True, metavar="N",
         help="How many of the largest keys to show; 0: none. Finding them reads the whole state.")  # fmt: skip

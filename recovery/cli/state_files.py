@@ -53,7 +53,7 @@ from recovery.operational.targets import (
         help="Write the states of this step of the flow instead of operational state.")  # fmt: skip
 @epoch_option
 @pattern_option
-@option("--output-file", metavar="FILE|-", default="-", show_default=True,
+@option("-o", "--output-file", metavar="FILE|-", default="-", show_default=True,
         help="Where to write; `-` is standard output. A file is replaced as a whole; a link stays a link, and a pipe "
              "or device is written into.")  # fmt: skip
 @state_options

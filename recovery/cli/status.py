@@ -148,7 +148,7 @@ def _say_around(facts: dict[str, Any], gathered: Facts) -> None:
     if facts["waiting"]:
         say(one_line(f"waiting since {format_time(facts['waiting']['since_ms'])}: {facts['waiting']['what']}"))
     if gathered.drill is not None:
-        say(one_line(f"last drill: {drill_text(gathered.drill)}"))
+        say(one_line(f"last drill: {drill_text(gathered.drill, gathered.now_ms)}"))
     if facts["replica"]:
         say(one_line(_replica_text(facts["replica"])))
     for line in lag_lines(gathered.lag):

@@ -16,6 +16,12 @@ from recovery.planning.copies import Copy, Departed, Location, age_of, newest_co
 from recovery.planning.health import format_bytes
 from recovery.planning.values import PartitionDescription
 
+BY_HAND = (
+    "Stop the run, move the file, and its -wal file if there is one, into the directory of an owner (a copy that stays "
+    "would count), and start the run again with that owner."
+)
+"""How a partition of the directory of a run gets to an owner."""
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -46,30 +52,30 @@ def plan_moves(locations: Sequence[Location], indexes: Collection[PartitionIndex
             f"none of the owners that were asked has {', '.join(lacking)}; asked: "
             f"{', '.join(location.name for location in locations)}",
             cause="The owner that has it was not named, or it is in the directory of the run, which is no owner.",
-            remedy="Name all owners. To move a file from the directory of a run, stop the run, copy the file, and "
-            "start the run again.",
+            remedy=f"Name all owners. If it is in the directory of the run: {BY_HAND}",
         )
     return tuple(_move(newest[index], target) for index in sorted(indexes) if newest[index].location != target)
 
 
 def plan_drain(
     locations: Sequence[Location],
-    drained: str,
+    drained: Collection[str],
     *,
     weights: Mapping[str, float],
     free_bytes: Mapping[str, int | None],
 ) -> tuple[Move, ...]:
-    """Return the moves after which `drained` has no partition: the largest first, each to the location that then has
-    the fewest bytes for its weight. weights: of locations, 1 without one. free_bytes: the room of each; None: not
-    known. Raises ConfigurationError without another location, StorageError if none has room."""
+    """Return the moves after which none of `drained` has a partition: the largest first, each to the location that then
+    has the fewest bytes for its weight. weights: of locations, 1 without one; one of weight 0 gets nothing. free_bytes:
+    the room of each; None: not known. Raises ConfigurationError without another location, StorageError if none has
+    room."""
     newest = newest_copies(locations).copies
-    others = [each.name for each in locations if each.name != drained and _weight(weights, each.name) > 0]
+    others = [each.name for each in locations if each.name not in drained and _weight(weights, each.name) > 0]
     leaving = sorted(
-        (copy for copy in newest.values() if copy.location == drained), key=lambda each: -each.partition.size_bytes
+        (copy for copy in newest.values() if copy.location in drained), key=lambda each: -each.partition.size_bytes
     )
     if leaving and not others:
         raise ConfigurationError(
-            f"there is no owner to which the {counted(len(leaving), 'partition')} of {drained} could go",
+            f"there is no owner to which the {counted(len(leaving), 'partition')} of {', '.join(drained)} could go",
             remedy="Name another owner: --owner HOST:PORT",
         )
     loads, room = _loads(newest.values(), others), dict(free_bytes)
@@ -80,7 +86,7 @@ def plan_drain(
         if not fitting:
             raise StorageError(
                 f"no owner has room for part-{copy.partition.index}.sqlite3, which has {format_bytes(size)}",
-                path=drained,
+                path=copy.location,
                 cause=", ".join(f"{each} has {_room(room.get(each))} free" for each in others),
                 remedy="Name another owner, or make room.",
             )
@@ -97,13 +103,13 @@ def plan_balance(
     """Return moves after which no location has many more bytes for its weight than another. Each move makes the larger
     of its two ends smaller, and no partition moves twice. Arguments as for `plan_drain`; a weight of 0 drains."""
     newest = newest_copies(locations).copies
-    moves: list[Move] = []
-    for location in locations:
-        if _weight(weights, location.name) == 0:
-            moves += plan_drain(locations, location.name, weights=weights, free_bytes=free_bytes)
+    drained = [each.name for each in locations if _weight(weights, each.name) == 0]
+    moves = [*plan_drain(locations, drained, weights=weights, free_bytes=free_bytes)]
     target_of = {move.index: move.target for move in moves}
     names = [each.name for each in locations if _weight(weights, each.name) > 0]
     loads, room = dict.fromkeys(names, 0), dict(free_bytes)
+    for leaving in moves:
+        _take(room, leaving.target, leaving.size_bytes)
     for copy in newest.values():
         loads[target_of.get(copy.partition.index, copy.location)] += copy.partition.size_bytes
     moved = set(target_of)

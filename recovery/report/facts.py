@@ -151,7 +151,7 @@ def gather(
         lag=_of_newest(last_input_lag(home), found),
         waiting=waiting,
         owners=tuple(owners),
-        quarantine={} if at is None else _quarantine(at, sizes, problems),
+        quarantine=_quarantine(at, sizes, problems, before if before is not None and plan is before.plan else None),
         at=at,
     )
     return replace(facts, health=_health(facts, targets))
@@ -187,11 +187,17 @@ def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...
 
 
 def _quarantine(
-    at: Snapshot, sizes: Mapping[str, Mapping[str, StepSize] | None], problems: list[str]
+    at: Snapshot | None,
+    sizes: Mapping[str, Mapping[str, StepSize] | None],
+    problems: list[str],
+    same: Facts | None,
 ) -> Mapping[str, WaitingRows]:
-    """Return what waits in quarantine at the newest epoch, by step. Adds to `problems`."""
-    if not at.epoch:
+    """Return what waits in quarantine at the newest epoch, by step. same: facts of the same partitions as they are now;
+    None: they have changed since. Adds to `problems`."""
+    if at is None or not at.epoch:
         return {}
+    if same is not None and not same.problems:
+        return same.quarantine
     named = (quarantined_step(step) for each in sizes.values() for step in each or ())
     try:
         return steps_now(at, filter(None, named))

@@ -144,7 +144,8 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
         (
             "Last backup",
             _ago(facts.now_ms - backup.finished_ms) if backup else "none",
-            (f"of epoch {backup.epoch:,}" if backup else "recorded here") + f"; last drill: {drill_text(facts.drill)}",
+            (f"of epoch {backup.epoch:,}" if backup else "recorded here")
+            + f"; last drill: {drill_text(facts.drill, facts.now_ms)}",
         ),
     ]
     cards = "".join(

@@ -138,7 +138,7 @@ def _health(facts: Facts) -> dict[str, Any]:
         "state_bytes": facts.state_bytes,
         "sizes": {step: {"rows": size.rows, "bytes": size.size_bytes} for step, size in facts.steps.items()},
         "last_backup": None if facts.backup is None else msgspec.structs.asdict(facts.backup),
-        "last_drill": drill_json(facts.drill),
+        "last_drill": drill_json(facts.drill, facts.now_ms),
         "replica": _replica(facts),
         "lag": None if facts.lag is None else facts.lag.as_json(),
         "quarantine": {step: asdict(each) for step, each in facts.quarantine.items()},
@@ -149,11 +149,11 @@ def _health(facts: Facts) -> dict[str, Any]:
     }
 
 
-def drill_json(found: LastDrill | None) -> dict[str, Any] | None:
+def drill_json(found: LastDrill | None, now_ms: int) -> dict[str, Any] | None:
     """Return how the last drill ended, as JSON values, with the sentence that people read."""
     if found is None:
         return None
-    return {**msgspec.structs.asdict(found), "passed": found.has_passed, "text": drill_text(found)}
+    return {**msgspec.structs.asdict(found), "passed": found.has_passed, "text": drill_text(found, now_ms)}
 
 
 def _replica(facts: Facts) -> dict[str, Any] | None:

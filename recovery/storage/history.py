@@ -37,6 +37,7 @@ SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST} F
 ONE_KEY = "AND state_key = :key"
 # A search for each held epoch: without the list, SQLite reads all keys that were superseded after the epoch.
 HELD = "AND until_epoch IN (SELECT epoch FROM epochs)"
+ENDING = "AND substr(state_key, -length(:ending)) = :ending"
 RANGE = "AND state_key >= :begin AND (:end IS NULL OR state_key < :end)"
 NEWEST = f"""
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST} FROM snaps WHERE step_id = :step
@@ -256,6 +257,14 @@ def page_at(
             return found
 
     return read_partition(path, read)
+
+
+def ending_at(path: Path, step: str, cut: Cut, ending: str) -> Iterator[KeyState]:
+    """Yield the states of a step whose keys end with a text, as of a cut. The values of other keys are not read. Raises
+    like `states_at`, but does not look for missing rows."""
+    with _reading(path, step, cut) as connection:
+        bindings = {"step": step, "epoch": cut[0], "ending": ending}
+        yield from _states(connection, path, AT.format(key=ENDING, held=""), bindings)
 
 
 def newest_states(connection: apsw.Connection, path: Path, step: str) -> list[KeyState]:

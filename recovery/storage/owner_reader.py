@@ -45,6 +45,9 @@ class OwnerReader:
         found = self._rows(OwnerCalls.page, StepId(step), cut, begin, end, limit, most_bytes)
         return [self._state(row) for row in found]
 
+    def ending(self, step: str, cut: Cut, ending: str) -> Iterator[KeyState]:
+        return map(self._state, self._rows(OwnerCalls.ending, StepId(step), cut, ending))
+
     def key_sizes(self, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
         return self._rows(OwnerCalls.key_sizes, StepId(step), cut)
 
@@ -148,6 +151,9 @@ class Looks:
         self, name: str, step: StepId, cut: Cut, begin: str, end: str | None, limit: int, most_bytes: int
     ) -> Iterator[list[StateRow]]:
         return _streamed(self._reader(name).page(step, cut, begin, end, limit, most_bytes))
+
+    def ending(self, name: str, step: StepId, cut: Cut, ending: str) -> Iterator[list[StateRow]]:
+        return _streamed(self._reader(name).ending(step, cut, ending))
 
     def key_sizes(self, name: str, step: StepId, cut: Cut) -> Iterator[list[tuple[str, int]]]:
         with _closed(self._reader(name).key_sizes(step, cut)) as found:

@@ -41,6 +41,10 @@ class PartitionReader(Protocol):
         their keys, and none after their values together have `most_bytes`. end: only keys less than this one."""
         ...
 
+    def ending(self, step: str, cut: Cut, ending: str) -> Iterator[KeyState]:
+        """Yield the states of a step whose keys end with a text, as of a cut. The values of other keys are not read."""
+        ...
+
     def key_sizes(self, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
         """Yield the keys of a step as of a cut, with the size of each value in bytes. Values are not read."""
         ...
@@ -123,6 +127,9 @@ class FileReader:
 
     def page(self, step: str, cut: Cut, begin: str, end: str | None, limit: int, most_bytes: int) -> list[KeyState]:
         return history.page_at(self.path, step, cut, begin, end, limit, most_bytes)
+
+    def ending(self, step: str, cut: Cut, ending: str) -> Iterator[KeyState]:
+        return history.ending_at(self.path, step, cut, ending)
 
     def key_sizes(self, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
         return history.sizes_at(self.path, step, cut)

@@ -137,6 +137,11 @@ class Snapshot:
         found = (self.readers[index].few_states(step, self.cut, some) for index, some in wanted.items())
         return {state.key: state for states in found for state in states}
 
+    def ending(self, step: str, ending: str) -> Iterator[KeyState]:
+        """Yield the states of a step whose keys end with a text, without reading the values of other keys."""
+        for reader in self.readers:
+            yield from reader.ending(step, self.cut, ending)
+
     def sizes(self, step: str) -> Iterator[tuple[str, int]]:
         """Yield the keys of a step and the size of each value in bytes, without reading the values."""
         for reader in self.readers:

@@ -83,6 +83,12 @@ def note_key(key: str) -> str:
     return key + WAITING_SEPARATOR
 
 
+def note_of(name: str) -> str:
+    """Return the key of the note that belongs to an entry or is the note."""
+    key, separator, _ = name.rpartition(WAITING_SEPARATOR)
+    return key + separator
+
+
 def entry_key(key: str, number: int) -> str:
     """Return the key of an entry. Entries of one key sort by their numbers."""
     return f"{key}{WAITING_SEPARATOR}{number:0{_DIGITS}}"

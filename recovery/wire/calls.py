@@ -175,6 +175,10 @@ class OwnerCalls(Protocol):
         """Return the first states of a step in one file from a key on, as of a cut."""
         ...
 
+    def ending(self, name: str, step: StepId, cut: Cut, ending: str) -> Iterator[list[StateRow]]:
+        """Return the states of a step in one file whose keys end with a text, as of a cut."""
+        ...
+
     def key_sizes(self, name: str, step: StepId, cut: Cut) -> Iterator[list[tuple[str, int]]]:
         """Return the keys of a step in one file as of a cut, with the size of each value in bytes."""
         ...

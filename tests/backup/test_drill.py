@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from recovery.backup.drills import DRILLS, KEPT, LastDrill, drill_text, last_drill_at, note_drill
+from recovery.backup.drills import DRILLS, KEPT, LAST, LastDrill, drill_text, last_drill_at, note_drill
 from recovery.backup.manifest import manifest_name
 from recovery.backup.note import last_drill, note_last_drill
 from recovery.backup.sources import open_source
 from recovery.base.clock import SystemClock
+from recovery.base.untrusted_json import LAST_MOMENT_MS
 from recovery.base.wording import moment_text
 from recovery.cli import main
 from recovery.errors import BackupTargetError
@@ -23,7 +24,7 @@ from recovery.places.protocol import PlaceEntry
 from tests.backup.support import back_up, work
 from tests.backup.test_commands import call
 from tests.backup.test_round_trip import files
-from tests.stores import alter, paths_of
+from tests.stores import Driver, alter, paths_of
 from tests.ui.support import ask, served
 
 
@@ -142,6 +143,18 @@ def test_a_drill_fails_when_the_newest_epoch_is_too_old(store, tmp_path):
     assert facts["problem"]["error"] == "BackupTooOldError"
 
 
+def test_a_drill_does_not_take_an_epoch_of_the_future_for_a_new_one(make_store, tmp_path):
+    """A clock that is ahead would hide for as long that no backup is made any more."""
+    directory = make_store(1)
+    with Driver(directory) as run:
+        run.apply(1, {"k1": "1"})
+        run.close(1, closed_ms=SystemClock().wall_ms() + 3600_000)
+    back_up(directory, tmp_path / "dest")
+    facts = json.loads(call("drill", tmp_path / "dest", "--max-age", "1d", "--json", code=63))
+    assert "ahead of this host's clock" in facts["problem"]["found"]
+    call("drill", tmp_path / "dest")
+
+
 def test_plan_explains_every_file(store, tmp_path):
     """The table is shown although the files do not fit, and the exit code is that of the error."""
     old = tmp_path / "old.sqlite3"
@@ -194,7 +207,7 @@ def test_a_drill_that_restores_nothing_is_noted(store, tmp_path):
     call("drill", tmp_path / "dest", code=62)
     note = last_drill_at(DirectoryPlace(tmp_path / "dest"))
     assert (note.has_passed, note.epoch) == (False, None)
-    assert "failed" in drill_text(note)
+    assert "failed" in drill_text(note, note.finished_ms)
 
 
 class ReadOnly(DirectoryPlace):
@@ -227,7 +240,60 @@ def test_notes_of_drills_are_few_and_those_of_others_hide_none(tmp_path):
     notes[-1].write_bytes(b'{"finished_ms":1e99}' + b"[" * 100_000)
     (tmp_path / "drills" / "999-x.json").write_bytes(b"{}")
     assert last_drill_at(target).epoch == KEPT + 1
-    assert drill_text(None) == "none is recorded here"
+    assert drill_text(None, 0) == "none is recorded here"
+
+
+def drilled(target: DirectoryPlace, finished_ms: int, host: str = "host") -> LastDrill:
+    """A drill that has left its note at a place."""
+    drill = LastDrill(finished_ms, target.shown, 5, 1.5, "", host)
+    assert note_drill(target, drill) is None
+    return drill
+
+
+@pytest.mark.parametrize(
+    "clocks",
+    [
+        pytest.param([2_500_000_000_000, 1_795_000_000_000], id="a host is ahead"),
+        pytest.param([2_500_000_000_000] * KEPT + [1_795_000_000_000] * 3, id="as many as are kept are ahead"),
+        pytest.param([1_795_000_002_000, 1_795_000_001_000, 1_795_000_000_000], id="each is behind the one before"),
+        pytest.param([LAST_MOMENT_MS, LAST_MOMENT_MS, 1_795_000_000_000], id="a clock is at its end"),
+        pytest.param([1_795_000_000_000, 0, 1], id="a clock is at its beginning"),
+    ],
+)
+def test_the_clocks_of_hosts_do_not_order_drills(store, tmp_path, clocks):
+    """The drill that ended last is the last one, at the place and in the directory, and its note stays."""
+    back_up(store, tmp_path / "place")
+    target = DirectoryPlace(tmp_path / "place")
+    for number, clock_ms in enumerate(clocks):
+        last = drilled(target, clock_ms, f"host-{number}")
+        assert last_drill_at(target) == last
+        back_up(store, tmp_path / "place")
+        assert last_drill(store) == last
+    assert len(target.entries(DRILLS)) == min(len(clocks), KEPT)
+
+
+def test_a_note_with_the_largest_number_hides_no_later_one(tmp_path):
+    """Somebody may have written it; the clock of the store orders those that follow."""
+    target = DirectoryPlace(tmp_path)
+    first = drilled(target, 1_795_000_000_000)
+    [note] = (tmp_path / "drills").iterdir()
+    largest = note.rename(note.with_name(f"{LAST}-{'f' * 16}.json"))
+    os.utime(largest, (1, 1))
+    assert last_drill_at(target) == first
+    last = drilled(target, 1_795_000_000_001)
+    assert last_drill_at(target) == last
+
+
+def test_a_drill_of_a_host_that_is_ahead_is_shown_as_one(store, tmp_path):
+    """The time in its note is no time of this host: people and programs read that."""
+    back_up(store, tmp_path / "place")
+    drilled(DirectoryPlace(tmp_path / "place"), SystemClock().wall_ms() + 3600_000, "ahead-7")
+    back_up(store, tmp_path / "place")
+    for said in (call("status", store), json.loads(call("status", store, "--json"))["last_drill"]["text"]):
+        assert "by the clock of ahead-7, which is ahead" in said
+    drilled(DirectoryPlace(tmp_path / "place"), SystemClock().wall_ms())
+    back_up(store, tmp_path / "place")
+    assert "which is ahead" not in call("status", store)
 
 
 def test_the_last_drill_is_that_of_all_places(store, tmp_path):

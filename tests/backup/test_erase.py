@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
 from recovery.backup.drills import LastDrill, drill_names, note_drill
-from recovery.backup.erase import ErasedCopy, erase_place, erase_standby, search_place, search_standby
+from recovery.backup.erase import ErasedCopy, PlaceSearch, erase_place, erase_standby, search_standby
 from recovery.backup.make import Made
 from recovery.backup.manifest import FORMAT, OBJECTS, RUNNING, manifest_name
-from recovery.backup.repository import list_backups, prune, running_name
+from recovery.backup.repository import begin, list_backups, prune, running_name, under_way
 from recovery.backup.writer import Writer
 from recovery.base.clock import SystemClock
 from recovery.errors import (
@@ -27,6 +29,7 @@ from recovery.errors import (
     TakenOverError,
     UnsupportedVersionError,
 )
+from recovery.host.processes import as_holder
 from recovery.operational.runs import RunHistory
 from recovery.operational.steps.step_edits import audit
 from recovery.places.directory import DirectoryPlace
@@ -88,8 +91,8 @@ class Copies:
     def back_up(self, **options: object) -> Made:
         return back_up(self.directory, self.place, **options)
 
-    def erase(self) -> ErasedCopy:
-        return erase_place(self.place, self.wanted, self.back_up, SystemClock())
+    def erase(self, **options: bool) -> ErasedCopy:
+        return erase_place(PlaceSearch(self.place, self.wanted), self.back_up, SystemClock(), **options)
 
     def unpacked(self) -> Path:
         """A directory with what all objects of the place hold, unpacked."""
@@ -116,7 +119,7 @@ def test_a_place_holds_one_backup_without_the_key(make_store, tmp_path, seed):
     copies = Copies(make_store(COUNT), tmp_path, seed)
     before = states(copies.directory)
     assert erased(copies.directory) is not None
-    found = search_place(copies.place, copies.wanted)
+    found = PlaceSearch(copies.place, copies.wanted).found()
     done = copies.erase()
     assert set(found.held) <= set(done.held)
     assert done.left == ()
@@ -138,12 +141,12 @@ def test_backups_without_the_key_stay(make_store, tmp_path):
     first = back_up(directory, place).manifest
     history(directory, 3, executions=1)
     back_up(directory, place)
-    name = next(each for each in search_place(place, wanted(directory)).held)
+    name = next(each for each in PlaceSearch(place, wanted(directory)).found().held)
     (tmp_path / "place" / name.replace(name.split("-")[-1], "00ff.sqlite3.zst")).write_bytes(
         (tmp_path / "place" / name).read_bytes()
     )
     assert erased(directory) is not None
-    done = erase_place(place, wanted(directory), lambda: back_up(directory, place), SystemClock())
+    done = erase_place(PlaceSearch(place, wanted(directory)), lambda: back_up(directory, place), SystemClock())
     assert done.left == ()
     assert len(done.held) == 2
     assert [each.id for each in list_backups(place).manifests] == [first.id, done.backup]
@@ -212,7 +215,7 @@ def test_a_place_that_refuses_to_remove_is_reported(copies):
 
     assert erased(copies.directory) is not None
     place = Locked(copies.root / "place")
-    done = erase_place(place, copies.wanted, copies.back_up, SystemClock())
+    done = erase_place(PlaceSearch(place, copies.wanted), copies.back_up, SystemClock())
     assert set(done.left) == set(done.held)
     assert "locked until 2027" in done.why
     assert traces(copies.restored("back"), SECRET) == []
@@ -229,17 +232,74 @@ def test_a_backup_that_is_being_made_is_waited_for_by_the_user(copies):
     assert "is being made" in done.why
     assert done.removed == ()
     assert set(done.held) < set(done.left)
-    copies.place.delete(name)
+    assert "--killed-backups" in done.why
+    assert copies.erase(killed=True).left == ()
+    assert copies.place.entries(RUNNING) == []
+
+
+def announced(place: DirectoryPlace, identity: str, maker: dict[str, Any]) -> str:
+    """The name of the note of a backup by this process."""
+    begin(place, identity, lambda: None, SystemClock().wall_ms(), maker)
+    return running_name(identity)
+
+
+def another(*, host: str | None = None, process: str | None = None, pid: int | None = None) -> dict[str, Any]:
+    """This process, but for what is given."""
+    given = {"host": host, "process": process, "pid": pid}
+    return as_holder("backup") | {name: value for name, value in given.items() if value is not None}
+
+
+def test_the_note_of_a_killed_backup_holds_up_nothing_where_its_process_is_known_to_have_ended(copies):
+    """This host knows that; a process of another host, boot or container may still write, and a living one does."""
+    assert erased(copies.directory) is not None
+    identity, _, start = (as_holder("backup")["process"] or "").rpartition(":")
+    makers = {
+        "the same number, another process": (another(process=f"{identity}:{int(start) + 1}"), False),
+        "no such process": (another(pid=(1 << 22) + 7), False),
+        "alive": (another(), True),
+        "another host": (another(host="elsewhere", pid=(1 << 22) + 7), True),
+        "another boot": (another(process=f"boot:1:{start}", pid=(1 << 22) + 7), True),
+        "an older version": ({"process": None}, True),
+    }
+    for number, (what, (maker, is_under_way)) in enumerate(makers.items()):
+        name = announced(copies.place, f"20300101T000000.000Z-0{number}", maker)
+        shown = [each.shown for each in under_way(copies.place, SystemClock().wall_ms()) if each.name == name]
+        assert (len(shown) == 1) is is_under_way, what
+        if "elsewhere" in str(maker):
+            assert "on elsewhere (backup)" in shown[0]
+    kept = [each.name for each in under_way(copies.place, SystemClock().wall_ms())]
+    prune(copies.place, [KeepRule(count=100)], SystemClock().wall_ms())
+    assert [each.name for each in copies.place.entries(RUNNING)] == kept
+    done = copies.erase()
+    assert set(kept) < set(done.left)
+    assert copies.erase(killed=True).left == ()
+
+
+@pytest.mark.parametrize("point", ["backup.stored", "place.2"])
+def test_a_killed_backup_is_no_obstacle_to_the_same_command(copies, point):
+    """The process that made the backup is gone, so its note does not count, and goes."""
+    assert erased(copies.directory) is not None
+
+    def work() -> None:
+        begin(copies.place, "20300101T000000.000Z-00", lambda: None, SystemClock().wall_ms(), as_holder("backup"))
+        if point == "place.2":
+            die_at(point)
+            copies.erase()
+        os._exit(1)
+
+    assert wait(child(work)) != 0
+    assert len(copies.place.entries(RUNNING)) == 1
     assert copies.erase().left == ()
     assert copies.place.entries(RUNNING) == []
+    assert traces(copies.unpacked(), SECRET) == []
 
 
 def test_an_object_that_cannot_be_read_is_reported(copies):
     """An unreadable object may hold the key: the backups that list the object stay until they are pruned."""
     assert erased(copies.directory) is not None
-    name = search_place(copies.place, copies.wanted).held[0]
+    name = PlaceSearch(copies.place, copies.wanted).found().held[0]
     (copies.root / "place" / name).write_bytes(b"no object")
-    found = search_place(copies.place, copies.wanted)
+    found = PlaceSearch(copies.place, copies.wanted).found()
     assert found.left == (name,)
     assert found.why
     done = copies.erase()
@@ -317,12 +377,10 @@ def test_what_is_no_copy_of_the_store_is_refused(copies, tmp_path):
     """Nothing of the key is there, which would be no answer about the copies that the user meant."""
     empty = DirectoryPlace(tmp_path / "misspelt")
     with pytest.raises(NoBackupError):
-        search_place(empty, copies.wanted)
-    with pytest.raises(NoBackupError):
-        erase_place(empty, copies.wanted, copies.back_up, SystemClock())
+        PlaceSearch(empty, copies.wanted)
     other = replace(copies.wanted, store_id="another")
     with pytest.raises(ForeignPartitionError):
-        search_place(copies.place, other)
+        PlaceSearch(copies.place, other)
     with pytest.raises(ForeignPartitionError):
         search_standby(copies.standby, other)
     with pytest.raises(StandbyDirectoryError):
@@ -336,7 +394,7 @@ def test_a_backup_of_a_newer_version_is_refused(copies):
     value = json.loads(gzip.decompress(path.read_bytes()))
     path.write_bytes(gzip.compress(json.dumps(value | {"format": FORMAT + 1}).encode()))
     before = {path: path.read_bytes() for path in (copies.root / "place").rglob("*") if path.is_file()}
-    for call in (copies.erase, lambda: search_place(copies.place, copies.wanted)):
+    for call in (copies.erase, lambda: PlaceSearch(copies.place, copies.wanted).found()):
         with pytest.raises(UnsupportedVersionError, match=f"format {FORMAT + 1}"):
             call()
     assert {path: path.read_bytes() for path in (copies.root / "place").rglob("*") if path.is_file()} == before
@@ -349,14 +407,14 @@ def test_records_of_failed_runs_in_copies_are_found(make_store, tmp_path):
     records: RunHistory = audit(Store(directory), SystemClock())
     records.begin("flow", "flow").end(ValueError(f"step 'count', key {PERSON!r}: their street is {SECRET}"))
     back_up(directory, place)
-    assert {name.split("/")[1] for name in search_place(place, wanted(directory)).held} == {
+    assert {name.split("/")[1] for name in PlaceSearch(place, wanted(directory)).found().held} == {
         "part-0",
         f"part-{max(wanted(directory).partitions)}",
     }
     assert erased(directory) is not None
-    done = erase_place(place, wanted(directory), lambda: back_up(directory, place), SystemClock())
+    done = erase_place(PlaceSearch(place, wanted(directory)), lambda: back_up(directory, place), SystemClock())
     assert done.left == ()
-    assert search_place(place, wanted(directory)).held == ()
+    assert PlaceSearch(place, wanted(directory)).found().held == ()
 
 
 def test_notes_of_drills_that_name_the_key_go(copies):
@@ -369,7 +427,7 @@ def test_notes_of_drills_that_name_the_key_go(copies):
 
     stays = noted("rows do not match (step 'count' key 'k1')")
     [name] = noted(f"rows do not match (step 'count' key {PERSON!r})")
-    assert name in search_place(copies.place, copies.wanted).held
+    assert name in PlaceSearch(copies.place, copies.wanted).found().held
     assert erased(copies.directory) is not None
     done = copies.erase()
     assert name in done.held

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner, Result
 
 from recovery.backup.drills import LastDrill, note_drill
+from recovery.backup.standby.follow import Follower
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.cli import main
 from recovery.errors import (
+    BackupTargetError,
     ConfigurationError,
     DirectoryLockedError,
     ErasureIncompleteError,
+    ForeignPartitionError,
     NoBackupError,
+    RecoveryError,
     StandbyDirectoryError,
     StateNotFoundError,
     TakenOverError,
@@ -199,9 +205,6 @@ def test_what_only_copies_hold_is_shown_and_asked_for(store, tmp_path):
     assert erase(store, *words, given="y\n").exit_code == 0
     assert traces(place, SECRET) == []
     assert erase(store, *words).exit_code == StateNotFoundError.exit_code
-    (tmp_path / "file").write_text("")
-    beyond = erase(store, "--key", PERSON, "--place", tmp_path / "file")
-    assert beyond.exit_code == ErasureIncompleteError.exit_code
 
 
 def test_records_that_name_the_key_are_shown_and_asked_for(store):
@@ -329,10 +332,12 @@ def test_a_dry_run_is_refused_as_the_command_is(store, tmp_path):
     words = ["--key", PERSON, "--place", place]
     looked = erase(store, *words, "--dry-run")
     assert looked.exit_code == TakenOverError.exit_code, looked.output
+    held = content(store)
     done = erase(store, *words, "--yes")
-    assert done.exit_code == ErasureIncompleteError.exit_code
+    assert done.exit_code == TakenOverError.exit_code
     assert "store's writer" in done.stderr
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+    assert content(store) == held
 
 
 def test_the_note_of_a_drill_loses_the_key(store, tmp_path):
@@ -360,20 +365,99 @@ def test_known_copies_that_were_not_named(store, tmp_path, monkeypatch):
     assert traces(tmp_path, SECRET) == []
 
 
-def test_a_place_out_of_reach_does_not_hide_the_others(store, tmp_path):
-    """An object that cannot be read may hold the key."""
+def bytes_of(root: Path) -> dict[Path, bytes]:
+    """What every file below a directory holds, but for locks and what readers share."""
+    beside = (".lock", "-shm", "-wal")
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and not path.name.endswith(beside)}
+
+
+class Bad(NamedTuple):
+    """A copy that cannot be erased, what makes it so in the directory of a test, and the error."""
+
+    option: str
+    name: str
+    error: type[RecoveryError]
+    make: Callable[[Path, Path], object] = lambda _root, _store: None
+
+
+def of_another_store(root: Path, _: Path) -> None:
+    assert command("init", root / "other", 2).exit_code == 0
+    assert command("backup", root / "other", root / "foreign").exit_code == 0
+
+
+def of_another_writer(root: Path, store: Path) -> None:
+    assert command("backup", store, root / "taken").exit_code == 0
+    assert command("restore", root / "taken", root / "other").exit_code == 0
+    assert command("backup", root / "other", root / "taken", "--takeover").exit_code == 0
+
+
+def whose_place_is_gone(root: Path, store: Path) -> None:
+    assert command("backup", store, root / "moved").exit_code == 0
+    assert command("follow", root / "moved", root / "alone", "--once").exit_code == 0
+    shutil.rmtree(root / "moved")
+
+
+BAD = {
+    "a misspelt place": Bad("--place", "plase", NoBackupError),
+    "a file": Bad("--place", "file", NoBackupError, lambda root, _: (root / "file").write_text("")),
+    "a place of another store": Bad("--place", "foreign", ForeignPartitionError, of_another_store),
+    "a place of another writer": Bad("--place", "taken", TakenOverError, of_another_writer),
+    "an address of nothing": Bad("--place", "s4://bucket/x", ConfigurationError),
+    "a misspelt standby": Bad("--standby", "stanby", StandbyDirectoryError),
+    "a directory in use": Bad("--standby", "store", StandbyDirectoryError),
+    "a standby without its place": Bad("--standby", "alone", NoBackupError, whose_place_is_gone),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_copy_that_cannot_be_erased_is_refused_before_anything_changes(store, tmp_path, monkeypatch, bad):
+    """Also after copies that can: not a byte of the directory, a place or a standby differs. A dry run says the
+    same."""
+    monkeypatch.chdir(tmp_path)
+    store = Path(shutil.copytree(store, tmp_path / "store"))
     assert command("backup", store, tmp_path / "place").exit_code == 0
-    (tmp_path / "file").write_text("")
-    failed = erase(
-        store, "--key", PERSON, "--place", tmp_path / "file", "--place", tmp_path / "place", "--yes", "--json"
-    )
-    assert failed.exit_code == ErasureIncompleteError.exit_code
-    first, second = json.loads(failed.stdout)["copies"]
-    assert first["left"] == [str(tmp_path / "file")]
-    assert second["removed"]
-    assert second["left"] == []
-    looked = erase(store, "--key", PERSON, "--place", tmp_path / "file", "--dry-run")
-    assert looked.exit_code == NoBackupError.exit_code
+    assert command("follow", tmp_path / "place", tmp_path / "standby", "--once").exit_code == 0
+    bad.make(tmp_path, store)
+    before = bytes_of(tmp_path)
+    words = ["--key", PERSON, "--place", tmp_path / "place", "--standby", tmp_path / "standby", bad.option, bad.name]
+    for how in ("--dry-run", "--yes"):
+        refused = erase(store, *words, how, "--json")
+        assert refused.exit_code == bad.error.exit_code, refused.output
+        assert bad.name.partition("/")[0] in refused.output
+        assert "Traceback" not in refused.output
+        assert bytes_of(tmp_path) == before
+    assert erase(store, *words[:-2], "--yes").exit_code == 0
+    assert traces(tmp_path / "place", SECRET) == traces(tmp_path / "standby", SECRET) == traces(store, SECRET) == []
+
+
+def test_a_standby_in_use_is_refused_before_anything_changes(store, tmp_path):
+    """Its follow has the lock; a dry run says so too."""
+    assert command("backup", store, tmp_path / "place").exit_code == 0
+    assert command("follow", tmp_path / "place", tmp_path / "standby", "--once").exit_code == 0
+    before = bytes_of(tmp_path)
+    words = ["--key", PERSON, "--place", tmp_path / "place", "--standby", tmp_path / "standby"]
+    with Follower(tmp_path / "standby", None, SystemClock()):
+        for how in ("--dry-run", "--yes"):
+            assert erase(store, *words, how).exit_code == DirectoryLockedError.exit_code
+    assert bytes_of(tmp_path) == before
+
+
+def test_a_place_that_may_only_be_read_is_refused_before_anything_changes(store, tmp_path, monkeypatch):
+    """Erasing writes there: that is tried with an object that nothing reads."""
+
+    class ReadOnly(DirectoryPlace):
+        def write(self, name: str, chunks: Iterable[bytes]) -> int:
+            raise BackupTargetError("access denied", path=self.shown)
+
+    assert command("backup", store, tmp_path / "place").exit_code == 0
+    before = bytes_of(tmp_path)
+    monkeypatch.setattr("recovery.places.opening.open_place", lambda place: ReadOnly(Path(place)))
+    refused = erase(store, "--key", PERSON, "--place", tmp_path / "place", "--yes")
+    assert refused.exit_code == BackupTargetError.exit_code
+    assert bytes_of(tmp_path) == before
+    # A place in which the key is not need not be written to.
+    monkeypatch.undo()
+    assert erase(store, "--key", PERSON, "--place", tmp_path / "place", "--yes").exit_code == 0
 
 
 def test_state_of_sparks_own_operators_is_reported(make_store):

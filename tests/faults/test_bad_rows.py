@@ -153,7 +153,7 @@ class Bad:
         return self.store().at()
 
     def waiting(self) -> WaitingRows:
-        return WaitingRows.of(Wanted().keys(self.at()))
+        return WaitingRows.of((each.note, each.replays) for each in Wanted().keys(self.at()))
 
     def check(self, model: Model, output: Output) -> None:
         """Compare everything with the model."""

@@ -93,9 +93,9 @@ def test_the_command(pair, tmp_path):
     assert found["steps"] == {STEP: {"equal": 1, "changed": 2, "only_in_a": 1, "only_in_b": 0}}
     assert [each["key"] for each in found["differences"]] == ["changed", "close", "only"]
     assert not found["same_position"]
-    run_diff(*pair, "--output", tmp_path / "out.csv", "--limit", 0, code=1)
+    run_diff(*pair, "--output-file", tmp_path / "out.csv", "--limit", 0, code=1)
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))
-    run_diff(*pair, "--output", tmp_path / "out.parquet", code=1)
+    run_diff(*pair, "--output-file", tmp_path / "out.parquet", code=1)
     assert pq.read_table(tmp_path / "out.parquet").select(["key", "what"]).to_pylist() == [
         {"key": row["key"], "what": row["what"]} for row in rows
     ]
@@ -121,9 +121,9 @@ def test_the_file_of_differences(make_store, tmp_path):
         ("late", CHANGED, "2", "2", "[]", 5000, 6000),
         ("only", ONLY_A, "1", None, "[]", None, None),
     ]
-    run_diff(*made, "--output", tmp_path / "out.parquet", code=1)
+    run_diff(*made, "--output-file", tmp_path / "out.parquet", code=1)
     assert [tuple(row.values())[1:] for row in pq.read_table(tmp_path / "out.parquet").to_pylist()] == expected
-    run_diff(*made, "--output", tmp_path / "out.csv", code=1)
+    run_diff(*made, "--output-file", tmp_path / "out.csv", code=1)
     header, *rows = csv.reader((tmp_path / "out.csv").open())
     assert header == ["step", "key", "what", "a", "b", "fields", "timeout_ms_a", "timeout_ms_b"]
     assert [row[1:] for row in rows] == [["" if each is None else str(each) for each in row] for row in expected]
@@ -174,10 +174,10 @@ def test_a_killed_attempt(pair, tmp_path):
     with subprocess.Popen([*command, str(int(signal.SIGSTOP))], cwd=ROOT, stdout=subprocess.PIPE) as stopped:
         stopped.stdout.readline()
         assert not left.exists()
-        run_diff(*pair, "--output", file, code=1)
+        run_diff(*pair, "--output-file", file, code=1)
         [held] = set(tmp_path.glob(".out.csv.*")) - {other}
         stopped.kill()
-    run_diff(*pair, "--output", file, code=1)
+    run_diff(*pair, "--output-file", file, code=1)
     assert not held.exists()
     assert sorted(each for each in tmp_path.iterdir() if each.is_file()) == sorted([file, other])
 
@@ -253,7 +253,7 @@ def test_what_counts_as_equal(pair):
     assert [each["key"] for each in found["differences"]] == ["changed", "only"]
     run_diff(*pair, "--tolerance", "nan", code=11)
     run_diff(*pair, "--tolerance", "-1", code=2)
-    assert "Both" not in run_diff(*pair, "--key", "s*", code=0)
+    assert "Both" not in run_diff(*pair, "--pattern", "s*", code=0)
 
 
 def test_a_copy_is_equal(pair, tmp_path):
@@ -323,7 +323,7 @@ def test_a_key_that_both_removed(make_store, tmp_path):
     assert run_json(directory, forked) == (1, {})
     assert counts_of(directory, forked)[STEP]["equal"] == 1
     # With a pattern, the keys that did not change are not looked at.
-    assert "equal" not in counts_of(directory, forked, "--key", "*")[STEP]
+    assert "equal" not in counts_of(directory, forked, "--pattern", "*")[STEP]
 
 
 def test_a_failure_is_no_difference(pair, monkeypatch):
@@ -368,7 +368,7 @@ def test_positions_without_ticks(make_store):
 def test_mistakes(pair, tmp_path):
     """Each an error of its own exit code; nothing is written."""
     run_diff(*pair, "--step", "other", code=44)
-    run_diff(*pair, "--output", tmp_path / "out.txt", code=11)
-    run_diff(*pair, "--output", tmp_path / "missing" / "out.csv", code=12)
+    run_diff(*pair, "--output-file", tmp_path / "out.txt", code=11)
+    run_diff(*pair, "--output-file", tmp_path / "missing" / "out.csv", code=12)
     run_diff(pair[0], tmp_path / "nothing", code=20)
     run_diff(*pair, "--epoch-a", 9, code=28)

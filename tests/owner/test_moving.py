@@ -28,6 +28,7 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
+from recovery.planning.moves import BY_HAND
 from recovery.spark.run.between import Between
 from recovery.spark.run.parts.moving import RunMoves
 from recovery.storage.documents import change_states, home
@@ -331,6 +332,30 @@ def test_an_older_copy_at_the_target_is_replaced(places):
     assert states(places.together()) == totals(INPUT, 6)
 
 
+def test_a_file_of_the_directory_of_a_run_goes_to_an_owner_by_hand(places):
+    """As the refusal of a move says: with the run stopped, the file is moved; a copy that stays counts."""
+    places.run(2)
+    wait_until_free(places)
+
+    def by_hand(source: int, target: int) -> None:
+        for path in places.places[source].glob("part-3.sqlite3*"):
+            shutil.move(path, places.places[target])
+
+    by_hand(1, 0)
+    places.run(4)
+    with pytest.raises(MissingPartitionsError, match=r"has part-3\.sqlite3") as found:
+        places.move({3: 2})
+    assert BY_HAND in found.value.remedy
+    shutil.copy(places.places[0] / "part-3.sqlite3", places.places[3])
+    places.run(5, 0, 1, 2)
+    # Both have gone on by their own: the copy that stayed is the newer one.
+    (places.places[3] / "part-3.sqlite3").unlink()
+    by_hand(0, 3)
+    places.run(7, 0, 1, 2)
+    assert places.files()[2] == ["part-3.sqlite3"]
+    assert states(places.together()) == totals(INPUT, 7)
+
+
 def test_a_target_without_room(places, monkeypatch):
     """Refused before anything is sent."""
     from recovery.planning.moves import plan_drain
@@ -344,7 +369,7 @@ def test_a_target_without_room(places, monkeypatch):
     store = Store(places.places[0], places.access(0, 1, 2).connect(5.0))
     try:
         with pytest.raises(StorageError, match="no owner has room for part-"):
-            plan_drain(store.locations()[1:], places.ats[0], weights={}, free_bytes=dict.fromkeys(places.ats, 10))
+            plan_drain(store.locations()[1:], [places.ats[0]], weights={}, free_bytes=dict.fromkeys(places.ats, 10))
     finally:
         store.release()
 
@@ -440,6 +465,7 @@ def test_the_commands_as_users_give_them(places, monkeypatch):
         (["move", "x", "--to", places.ats[2], *named(places)], 2, "'x' is no partition"),
         (["move", "1", "--to", places.ats[2]], 2, "name the owners that have the partitions"),
         (["balance", "--weights", "h1", *named(places)], 2, "'h1' is no weight"),
+        (["balance", "--weights", "h1:1=2,h1:1=0", *named(places)], 2, "h1:1 has two weights"),
         (["move", "1", "--to", "127.0.0.1:1", *named(places)], 47, "127.0.0.1:1 was not reached"),
     ):
         monkeypatch.setattr("recovery.cli.owners.LOOK_S", 0.5)

@@ -62,7 +62,7 @@ def test_a_drained_owner_has_nothing(seed):
     generator = random.Random(seed)
     locations = random_store(generator)
     drained = generator.choice(locations).name
-    moves = plan_drain(locations, drained, weights={}, free_bytes={})
+    moves = plan_drain(locations, [drained], weights={}, free_bytes={})
     assert applied(locations, moves)[drained] == []
     assert {move.source for move in moves} <= {drained}
     assert all(one.size_bytes >= other.size_bytes for one, other in pairwise(moves))
@@ -72,14 +72,14 @@ def test_a_drain_needs_room():
     """A partition goes where it fits; what is going there takes room, too."""
     locations = [at("h1", sized(0, 100, 3), sized(1, 90, 3)), at("h2"), at("h3", sized(2, 500, 3))]
     room = {"h2": 150, "h3": 95}
-    assert [(move.index, move.target) for move in plan_drain(locations, "h1", weights={}, free_bytes=room)] == [
+    assert [(move.index, move.target) for move in plan_drain(locations, ["h1"], weights={}, free_bytes=room)] == [
         (0, "h2"), (1, "h3"),
     ]  # fmt: skip
     with pytest.raises(StorageError, match="no owner has room for part-1") as found:
-        plan_drain(locations, "h1", weights={}, free_bytes={"h2": 150, "h3": 10})
+        plan_drain(locations, ["h1"], weights={}, free_bytes={"h2": 150, "h3": 10})
     assert "h3 has 10 B free" in found.value.cause
     with pytest.raises(ConfigurationError, match="no owner to which the 2 partitions of h1"):
-        plan_drain(locations[:1], "h1", weights={}, free_bytes={})
+        plan_drain(locations[:1], ["h1"], weights={}, free_bytes={})
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -102,6 +102,36 @@ def test_a_balance_helps_and_ends(seed):
         assert fullest(after) <= fullest(applied(locations, ()))
     for name, weight in weights.items():
         assert weight or after[name] == []
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_balance_with_several_weights_of_zero_keeps_to_the_room(seed):
+    """What one drained owner sends to another takes room and counts for it before the next one is drained."""
+    generator = random.Random(seed)
+    locations = random_store(generator)
+    weights = {each.name: generator.choice([0, 0, 1, 2]) for each in locations}
+    weights[generator.choice(locations).name] = 1
+    moving = sum(p.size_bytes for each in locations for p in each.partitions if not weights[each.name])
+    room = {each.name: generator.choice([None, moving, moving * 2 // 3]) for each in locations}
+    try:
+        moves = plan_balance(locations, weights=weights, free_bytes=room)
+    except StorageError:
+        assert None not in [room[name] for name, weight in weights.items() if weight]
+        return
+    after = applied(locations, moves)
+    assert all(weights[name] or sizes == [] for name, sizes in after.items())
+    for name, limit in room.items():
+        came = sum(move.size_bytes for move in moves if move.target == name)
+        assert limit is None or came <= limit
+
+
+def test_two_drained_owners_share_the_room_of_the_third():
+    """It has room for one partition, not for one of each."""
+    locations = [at("h1", sized(0, 100, 2)), at("h2", sized(1, 100, 2)), at("h3")]
+    with pytest.raises(StorageError, match=r"no owner has room for part-\d"):
+        plan_balance(locations, weights={"h1": 0, "h2": 0}, free_bytes={"h3": 150})
+    moves = plan_balance(locations, weights={"h1": 0, "h2": 0}, free_bytes={"h3": 200})
+    assert [(move.source, move.target) for move in moves] == [("h1", "h3"), ("h2", "h3")]
 
 
 def test_equal_partitions_are_shared_by_weight():

@@ -41,7 +41,7 @@ class Job:
         return query.summary
 
     def waiting(self) -> WaitingRows:
-        return WaitingRows.of(Wanted().keys(Store(self.directory).at()))
+        return WaitingRows.of((each.note, each.replays) for each in Wanted().keys(Store(self.directory).at()))
 
     def replay(self, key: str | None = None) -> None:
         replay(Store(self.directory), Wanted(key=key), SystemClock())

@@ -96,6 +96,11 @@ READS: dict[str, Callable[[Snapshot, Snapshot], Any]] = {
         for begin, end, limit, most_bytes in (("", None, 99, 1 << 30), ("k1", "k2", 3, 1 << 30), ("", None, 99, 1))
     ],
     "sizes": lambda at, _: sorted(at.sizes("count")),
+    "ending": lambda at, _: [
+        sorted(at.ending(step, ending), key=lambda state: state.key)
+        for step in STEPS
+        for ending in ("1", "k1", "🙂", "spaces", "none")
+    ],
     "count": lambda at, _: [at.count(step) for step in (*STEPS, "none")],
     "versions": lambda at, _: [at.versions("count", key) for key in SOME],
     "versions since": lambda at, _: [

@@ -13,7 +13,7 @@ from msgspec.structs import replace as replace_fields
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch, StepId
 from recovery.base.reserved import DECLARATIONS_STEP, quarantine_of, quarantined_step
-from recovery.base.untrusted_json import Refusal
+from recovery.base.untrusted_json import FIRST_MOMENT_MS, Refusal
 from recovery.epochs.writer import StepKey
 from recovery.errors import CorruptPartitionError, QuarantineError, shown
 from recovery.operational.steps.step_edits import edit_states
@@ -21,6 +21,7 @@ from recovery.storage.seam import Edited
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import Store
 from recovery.values import quarantine
+from recovery.values.keys import WAITING_SEPARATOR
 from recovery.values.quarantine import REPLAY_MS, Entry, KeyNote
 
 if TYPE_CHECKING:
@@ -109,22 +110,30 @@ class WaitingRows:
     errors: tuple[WaitingError, ...] = ()
 
     @classmethod
-    def of(cls, keys: Sequence[WaitingKey]) -> WaitingRows:
-        """Return the sum over keys."""
-        since = min((each.note.since_ms for each in keys), default=None)
-        rows, replays = sum(each.note.rows for each in keys), any(each.replays for each in keys)
-        return cls(len(keys), rows, since, replays, _errors_of(keys))
+    def of(cls, keys: Iterable[tuple[KeyNote, bool]]) -> WaitingRows:
+        """Return the sum over keys, of each its note and whether the next run replays it; keeps none of them."""
+        count = rows = 0
+        since: int | None = None
+        replays = False
+        kinds: dict[tuple[str, str], _Kind] = {}
+        for note, is_replayed in keys:
+            count, rows, replays = count + 1, rows + note.rows, replays or is_replayed
+            since = note.since_ms if since is None else min(since, note.since_ms)
+            kinds.setdefault(quarantine.kind_of(note.error), _Kind()).add(note)
+        found = (WaitingError(each.newest[1], each.keys, each.rows) for each in kinds.values())
+        return cls(count, rows, since, replays, tuple(sorted(found, key=lambda e: (-e.keys, e.error))[:MOST_ERRORS]))
 
 
-def _errors_of(keys: Sequence[WaitingKey]) -> tuple[WaitingError, ...]:
-    groups: dict[tuple[str, str], list[KeyNote]] = {}
-    for each in keys:
-        groups.setdefault(quarantine.kind_of(each.note.error), []).append(each.note)
-    found = [
-        WaitingError(max(notes, key=lambda note: note.since_ms).error, len(notes), sum(note.rows for note in notes))
-        for notes in groups.values()
-    ]
-    return tuple(sorted(found, key=lambda each: (-each.keys, each.error))[:MOST_ERRORS])
+class _Kind:
+    """Keys whose newest error is of one kind. newest: when the error came that is the newest of them, and its text."""
+
+    def __init__(self) -> None:
+        self.keys, self.rows, self.newest = 0, 0, (FIRST_MOMENT_MS, "")
+
+    def add(self, note: KeyNote) -> None:
+        """Count a key."""
+        self.keys, self.rows = self.keys + 1, self.rows + note.rows
+        self.newest = max(self.newest, (note.since_ms, note.error))
 
 
 def steps_that_wait(at: Snapshot) -> list[StepId]:
@@ -142,7 +151,7 @@ def waiting_keys(at: Snapshot, step: StepId) -> list[WaitingKey]:
         of_key = sizes.setdefault(key, {})
         if number is not None:
             of_key[number] = size_bytes
-    found = at.some(stored, map(quarantine.note_key, sizes))
+    found = {state.key: state for state in at.ending(stored, WAITING_SEPARATOR)}
     keys = []
     for key in sorted(sizes):
         name = quarantine.note_key(key)
@@ -153,6 +162,34 @@ def waiting_keys(at: Snapshot, step: StepId) -> list[WaitingKey]:
         entries = tuple(sorted((n, size) for n, size in sizes[key].items() if note.first <= n < note.end))
         keys.append(WaitingKey(step, key, note, found[name].timeout_ms == REPLAY_MS, entries))
     return keys
+
+
+def summed_rows(at: Snapshot, steps: Sequence[StepId]) -> WaitingRows:
+    """Return what waits for steps, all together. Reads the notes of the keys one after the other, and of the entries
+    only the names. Raises CorruptPartitionError."""
+    try:
+        return WaitingRows.of(note for step in steps for note in _notes(at, step))
+    except _NoNoteError:
+        # Then entries have to be read: rare, and slow.
+        return WaitingRows.of((each.note, each.replays) for step in steps for each in waiting_keys(at, step))
+
+
+class _NoNoteError(Exception):
+    """A key has entries, and no note."""
+
+
+def _notes(at: Snapshot, step: StepId) -> Iterator[tuple[KeyNote, bool]]:
+    """Yield the note of each key of a step that waits, and whether the next run replays it. Raises _NoNoteError, and
+    CorruptPartitionError."""
+    stored = quarantine_of(step)
+    for reader in at.readers:
+        names = set()
+        for state in reader.ending(stored, at.cut, WAITING_SEPARATOR):
+            names.add(state.key)
+            yield quarantine.note_from(str(state.value), corrupt(step, state.key)), state.timeout_ms == REPLAY_MS
+        # A note lies with its entries: all have the home of their key.
+        if any(quarantine.note_of(name) not in names for name, _ in reader.key_sizes(stored, at.cut)):
+            raise _NoNoteError
 
 
 def _without_note(at: Snapshot, step: StepId, key: str, sizes: Mapping[int, int]) -> WaitingKey:
@@ -287,14 +324,13 @@ def steps_now(at: Snapshot, also: Iterable[str]) -> dict[str, WaitingRows]:
     """Return what waits for each step with rows in quarantine. Looks for the steps that have declared anything, and for
     `also`, where `steps_that_wait` reads all keys of the store. Raises CorruptPartitionError."""
     candidates = {quarantined_step(step) or step for step in at.values(DECLARATIONS_STEP)}.union(also)
-    found = {step: WaitingRows.of(waiting_keys(at, StepId(step))) for step in sorted(candidates)}
+    found = {step: summed_rows(at, [StepId(step)]) for step in sorted(candidates)}
     return {step: rows for step, rows in found.items() if rows.keys}
 
 
 def waiting_rows(at: Snapshot | None, renames: Mapping[str, str], step: StepId) -> WaitingRows:
     """Return what waits for a step of a flow. at: None: nothing does. renames: steps that the run renames."""
-    ids = _ids(renames, step)
-    return WaitingRows.of([] if at is None else [each for one in ids for each in waiting_keys(at, one)])
+    return WaitingRows() if at is None else summed_rows(at, _ids(renames, step))
 
 
 def replayed_entries(at: Snapshot | None, renames: Mapping[str, str], step: StepId) -> Iterator[tuple[str, int, Entry]]:

@@ -58,7 +58,14 @@ def after_loss(
     """Return how a run goes on that has lost an owner. summary: of the execution that ended by it. before: what was
     done before that execution. Raises `error` if the settings say no place, and if the run makes no progress: the
     execution before ended in the same way, and this one has closed no epoch."""
-    if config.replace_from is None or (isinstance(before, OwnerLost) and not summary.epochs):
+    if config.replace_from is None:
+        raise error
+    if isinstance(before, OwnerLost) and not summary.epochs:
+        error.cause = f"This loss follows another one, and no epoch was closed in between: {before.error.found}"
+        error.remedy = (
+            "Run the same command again: partitions that have come back stay where they are, and those of the owner "
+            "that is lost now come back too. Name further owners if too few are left."
+        )
         raise error
     return OwnerLost(error, parse_interval(config.replace_after))
 

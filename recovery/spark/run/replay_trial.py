@@ -111,7 +111,7 @@ def try_replay(
         if step not in steps:
             raise UnknownStepError(f"the flow has no step {step!r}, whose rows are in quarantine", path=directory)
         definition, of_step = steps[step].definition, list(some)
-        check_released(definition, WaitingRows.of(of_step))
+        check_released(definition, WaitingRows.of((each.note, each.replays) for each in of_step))
         for chunk in _chunks(of_step):
             store = _TrialStore(at, definition, chunk, converting.get(step))
             with contextlib.redirect_stdout(sys.stderr):

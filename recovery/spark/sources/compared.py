@@ -39,7 +39,7 @@ class ComparedReader(DataSourceReader):
             raise ConfigurationError(
                 "two directories cannot be compared by executors on other hosts",
                 cause="The session runs on a cluster, and the option other reads the files of both directories.",
-                remedy="Use a session with master local[*], or recovery diff with --output.",
+                remedy="Use a session with master local[*], or recovery diff with --output-file.",
             )
         self._step = options["step"]
         self._address = address

@@ -11,7 +11,7 @@ from recovery.base.clock import Clock
 from recovery.base.ids import PartitionIndex
 from recovery.errors import ConfigurationError, LeaseLostError
 from recovery.planning.copies import Location, newest_copies
-from recovery.planning.moves import Move, plan_moves
+from recovery.planning.moves import BY_HAND, Move, plan_moves
 from recovery.storage.moving.mover import Mover, MoveResult, Observer, ignore
 from recovery.storage.store import Store
 from recovery.wire.calls import OwnerCalls
@@ -81,7 +81,7 @@ class MoveTask:
             if move.source not in self.owners:
                 raise ConfigurationError(
                     f"{move.name} is in the directory of the run, which is no owner: {move.source}",
-                    remedy="Stop the run, copy the file to the owner, and start the run again.",
+                    remedy=BY_HAND,
                 )
         self._mover = Mover(move_id, moves, observe)
         return moves

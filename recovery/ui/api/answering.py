@@ -22,11 +22,14 @@ from recovery.errors import (
 )
 from recovery.ui.api.openapi import document
 from recovery.ui.api.routes import ROUTES, ApiRoute, QueryParameter, route_of, split_path
+from recovery.ui.api.tags import tag_of
 from recovery.ui.facts.flows import VERSION, Flows
 from recovery.ui.facts.limits import one_request
 
 LONGEST_PATH = 262_144
 MOST_FIELDS = 2_000
+PASSING = frozenset({"age_s", "looked_ms"})
+"""Fields of an answer that change although nothing else does."""
 STATUS: Mapping[type[RecoveryError], int] = {
     ConfigurationError: 400,
     StateNotFoundError: 404,
@@ -42,16 +45,33 @@ STATUS: Mapping[type[RecoveryError], int] = {
 
 
 class ApiResponse(NamedTuple):
-    """What to send: HTTP's status, and the JSON as bytes."""
+    """What to send: HTTP's status, the JSON as bytes, and the tag of what the JSON says, but for when that was."""
 
     status: int
     content: bytes
+    tag: str
 
     @classmethod
     def of(cls, status: int, facts: Mapping[str, Any]) -> ApiResponse:
         """Return the facts as an answer. Text that is no Unicode is escaped."""
-        text = json.dumps(facts, ensure_ascii=True, separators=(",", ":"), allow_nan=False, default=str)
-        return cls(status, text.encode())
+        lasting, passing = _parted(facts)
+        same = _encoded(lasting)
+        if "flows" in facts:
+            return cls(status, _encoded(facts), tag_of(same))
+        return cls(status, same[:-1] + b"," + _encoded(passing)[1:] if passing else same, tag_of(same))
+
+
+def _encoded(facts: Mapping[str, Any]) -> bytes:
+    return json.dumps(facts, ensure_ascii=True, separators=(",", ":"), allow_nan=False, default=str).encode()
+
+
+def _parted(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what facts say, and when that was. The latter stands in an answer itself and in the lines of the list of
+    flows: further inside, states may have fields of these names."""
+    lasting = {name: value for name, value in facts.items() if name not in PASSING}
+    if "flows" in facts:
+        lasting["flows"] = [_parted(each)[0] for each in facts["flows"]]
+    return lasting, {name: value for name, value in facts.items() if name in PASSING}
 
 
 def answer(flows: Flows, path: str, query: str = "", prefix: str = "") -> ApiResponse:

@@ -14,6 +14,7 @@ from recovery.storage.verify import damage_behind
 from recovery.ui.api.answering import ApiResponse, answer, refused
 from recovery.ui.api.routes import split_path
 from recovery.ui.api.turns import RequestTurns
+from recovery.ui.api.unchanged import answered
 from recovery.ui.facts.flows import Flows, ShownFlow
 
 API = "/api"
@@ -36,7 +37,9 @@ def api_routes(flows: Flows) -> list[Route]:
             made = await turns.run(_flow_of(flows, path), len(flows) == 1, partial(_made, flows, path, query, prefix))
         except LookLimitError as error:
             made = refused(error)
-        return Response(made.content, made.status, media_type="application/json", headers={"cache-control": "no-store"})
+        found = answered(request, made.content, made.status, "application/json", made.tag)
+        found.headers["cache-control"] = "no-store"
+        return found
 
     return [Route(API, endpoint), Route(f"{API}/{{rest:path}}", endpoint)]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 from recovery.errors import LookLimitError
@@ -16,12 +17,16 @@ T = TypeVar("T")
 LONGEST_S = 20.0
 """A request whose thread has not returned by then is answered without it. A request that reads ends after half of it
 (`recovery.ui.facts.limits.REQUEST_S`), so that thread waits for something else."""
+MOST_WAITING = 64
+"""So many requests wait for their turn, of one flow half of them if there are others; the next one is refused. A slow
+disk then keeps no connection of those who read something else."""
 MOST_AWAY = 2
 """So many threads that have not returned, and a flow gets no further ones."""
 
 
 class RequestTurns:
-    """At most so many requests read at the same time, the others wait for their turn. For one event loop.
+    """At most so many requests read at the same time; a bounded number of others waits for its turn, and not for long.
+    For one event loop.
 
     A thread that waits for a disk which does not answer cannot be ended. Its request is answered, its turn goes to
     others, and its flow gets no more threads until some return.
@@ -34,19 +39,40 @@ class RequestTurns:
         self._all: asyncio.Semaphore | None = None
         self._of_flow: dict[str, asyncio.Semaphore] = {}
         self._away: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()
 
     async def run(self, flow: ShownFlow | None, is_alone: bool, read: Callable[[], T]) -> T:
         """Return or raise what `read` does, which runs in a thread. flow: which it reads; None: several. is_alone:
-        whether there is no other flow. Raises LookLimitError if the thread does not return."""
+        whether there is no other flow. Raises LookLimitError if the thread does not return, or if others wait already:
+        as many as may, or for as long as a request may read."""
         # The event loop has begun by now.
         self._all = self._all or asyncio.Semaphore(self._most)
         name = "" if flow is None else flow.name
         share = self._most if is_alone else max(1, self._most // 2)
-        async with self._of_flow.setdefault(name, asyncio.Semaphore(share)):
-            self._check(flow, name)
-            async with self._all:
-                self._check(flow, name)
-                return await self._returned(flow, name, read)
+        turns = (self._of_flow.setdefault(name, asyncio.Semaphore(share)), self._all)
+        async with self._turn(flow, name, turns, MOST_WAITING if is_alone else MOST_WAITING // 2):
+            return await self._returned(flow, name, read)
+
+    @asynccontextmanager
+    async def _turn(
+        self, flow: ShownFlow | None, name: str, turns: Sequence[asyncio.Semaphore], most: int
+    ) -> AsyncIterator[None]:
+        """Wait for these turns, and give them back in the end. most: the requests of this flow that may wait."""
+        waiting = self._waiting[name]
+        if waiting >= most or self._waiting.total() >= MOST_WAITING:
+            raise self._busy(flow, f"{waiting} requests wait for it already")
+        self._waiting[name] += 1
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(self._longest_s):
+                    for each in turns:
+                        await held.enter_async_context(each)
+                        self._check(flow, name)
+            except TimeoutError:
+                raise self._busy(flow, f"others have read it for {self._longest_s:.0f} s") from None
+            finally:
+                self._waiting[name] -= 1
+            yield
 
     async def _returned(self, flow: ShownFlow | None, name: str, read: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
@@ -84,6 +110,15 @@ class RequestTurns:
     def _check(self, flow: ShownFlow | None, name: str) -> None:
         if self._away[name] >= MOST_AWAY:
             raise self._stuck(flow, f"{self._away[name]} requests that read it have not returned")
+
+    @staticmethod
+    def _busy(flow: ShownFlow | None, found: str) -> LookLimitError:
+        return LookLimitError(
+            found,
+            path=None if flow is None else flow.source.directory,
+            cause="More is asked than its disk answers.",
+            remedy="Ask again in a second; close pages that nobody reads.",
+        )
 
     @staticmethod
     def _stuck(flow: ShownFlow | None, found: str) -> LookLimitError:

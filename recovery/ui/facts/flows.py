@@ -202,7 +202,8 @@ class ShownFlow:
 
     def _list(self) -> _Listed:
         assert self.source.place is not None
-        facts = {**listed(self.source.place), "listed_ms": self.clock.wall_ms()}
+        now_ms = self.clock.wall_ms()
+        facts = {**listed(self.source.place, now_ms), "listed_ms": now_ms}
         return _Listed(facts, self.clock.elapsed_s())
 
     def _read(self) -> Look:
@@ -236,7 +237,7 @@ class ShownFlow:
         }
 
 
-def listed(place: str) -> dict[str, Any]:
+def listed(place: str, now_ms: int) -> dict[str, Any]:
     """Return what `backup --list --json` prints of a place, with the number of each backup's objects in place of their
     names, and the last drill; {"problem"}: the error if the place cannot be read."""
     # These import Arrow, which a look without a place does not need.
@@ -246,7 +247,8 @@ def listed(place: str) -> dict[str, Any]:
 
     try:
         target = open_place(place)
-        facts = {**list_backups(target).as_json(target.shown), "last_drill": drill_json(last_drill_at(target))}
+        drill = drill_json(last_drill_at(target), now_ms)
+        facts = {**list_backups(target).as_json(target.shown), "last_drill": drill}
     except RecoveryError as error:
         return {"problem": error.as_json()}
     backups = [{**each, "objects": len(each["objects"])} for each in facts["backups"]]

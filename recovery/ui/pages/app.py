@@ -17,6 +17,7 @@ from recovery.errors import LookLimitError, RecoveryError, StateNotFoundError
 from recovery.storage.verify import damage_behind
 from recovery.ui.api.answering import status_of
 from recovery.ui.api.turns import RequestTurns
+from recovery.ui.api.unchanged import answered
 from recovery.ui.facts.flows import Flows, ShownFlow
 from recovery.ui.facts.limits import one_request
 from recovery.ui.pages.rendering import Links, environment, static_file
@@ -29,6 +30,7 @@ PATIENCE_S = 1.0
 """How long a page waits for a look; then it shows the look before, or how far this one is."""
 UNDER_WAY_MS = 1000
 """How often a page that shows how far the first look is looks again."""
+HTML = "text/html"
 AT_ONCE = 4
 """Pages that are made at the same time: the others wait, so a crowd cannot take all processors from a run."""
 
@@ -101,7 +103,7 @@ class FlowPages:
         except Exception as error:
             _log.error("a page could not be made: %.200r", request.url.path, exc_info=error)
             made = self._error_page(500, "The page could not be made. The log of the server says why.")
-        return self._html(made)
+        return answered(request, _encoded(made), made.status, HTML)
 
     def _list(self) -> DrawnPage:
         with one_request(PATIENCE_S):
@@ -133,4 +135,8 @@ class FlowPages:
 
     @staticmethod
     def _html(made: DrawnPage) -> Response:
-        return HTMLResponse(made.text.encode(errors="backslashreplace"), made.status)
+        return HTMLResponse(_encoded(made), made.status)
+
+
+def _encoded(made: DrawnPage) -> bytes:
+    return made.text.encode(errors="backslashreplace")

@@ -276,8 +276,10 @@ def test_how_a_run_goes_on_that_has_lost_an_owner(settings, before, epochs, goes
     """If it has a place to replace owners from, unless it did so just before and has closed nothing since."""
     config, summary = RecoveryConfig("db", **settings), RunSummary("flow", "db", epochs=epochs)
     if not goes_on:
-        with pytest.raises(OwnerUnreachableError, match="h2:7337"):
+        with pytest.raises(OwnerUnreachableError, match="h2:7337") as raised:
             after_loss(LOST, config, summary, before)
+        assert ("no epoch was closed in between" in raised.value.cause) is bool(settings)
+        assert "Run the same command again" in raised.value.remedy or not settings
         return
     between = after_loss(LOST, config, summary, before)
     assert between(config, threading.Event()) is config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,8 +13,9 @@ pytest.importorskip("httpx", reason="Starlette's client needs httpx")
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from recovery.ui.api.answering import answer
 from recovery.ui.api.app import api_routes
-from tests.stores import STEP
+from tests.stores import STEP, Driver
 from tests.ui.support import HOSTILE, filled, quoted, served
 
 
@@ -46,3 +48,37 @@ def test_the_openapi_file_names_the_prefix(make_store):
     below = TestClient(Starlette(routes=routes), root_path="/ops", base_url="http://testserver/ops")
     assert below.get("/api/openapi.json").json()["servers"] == [{"url": "/ops"}]
     assert TestClient(Starlette(routes=routes)).get("/api/openapi.json").json()["servers"] == [{"url": "/"}]
+
+
+def test_what_nobody_has_changed_is_not_sent_again(client):
+    """An answer has a tag; who names it gets 304 without a body, also a second later, until something has changed."""
+    for path in ("/api", f"/api/steps/{STEP}/keys/k1", f"/api/steps/{STEP}/keys", "/api/epochs", "/api/flows"):
+        first = client.get(path)
+        tag = first.headers["etag"]
+        for named in (tag, f'"other", {tag}', tag.removeprefix("W/"), "*"):
+            again = client.get(path, headers={"if-none-match": named})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag), path
+            assert again.headers["cache-control"] == "no-store"
+        other = client.get(path, headers={"if-none-match": '"other"'})
+        assert (other.status_code, other.headers["etag"]) == (200, tag)
+    assert "etag" not in client.get("/api/nothing").headers
+
+
+def test_a_change_has_another_tag(make_store):
+    """Also one of a state whose fields have the names of what passes with time."""
+    directory = filled(make_store(2))
+    tags: set[str] = set()
+    for number in range(3):
+        with Driver(directory, (STEP,)) as run:
+            run.apply(100 + number, {"k1": f'{{"age_s": {number}, "looked_ms": 1}}'})
+            run.close(100 + number)
+        client = TestClient(Starlette(routes=api_routes(served(directory))))
+        found = client.get(f"/api/steps/{STEP}/keys/k1", headers={"if-none-match": ",".join(tags)})
+        assert found.status_code == 200
+        assert found.json()["state"]["value"]["age_s"] == number
+        tags.add(found.headers["etag"])
+    assert len(tags) == 3
+    answers = [answer(served(directory), f"steps/{STEP}/keys/k1"), answer(served(directory), f"steps/{STEP}/keys/k1")]
+    looked = {json.loads(each.content)["looked_ms"] for each in answers}
+    assert len(looked) == len({each.content for each in answers})
+    assert len({each.tag for each in answers}) == 1

@@ -70,3 +70,50 @@ def test_the_others_wait_for_their_turn():
 
     asyncio.run(crowd())
     assert most <= 3
+
+
+def test_a_crowd_behind_a_slow_disk_is_refused(monkeypatch):
+    """As many as may wait do, and the next gets an error that names the directory immediately; another flow is
+    served, and so is the crowd's flow when some have left."""
+    monkeypatch.setattr("recovery.ui.api.turns.MOST_WAITING", 8)
+    slow, quick = (ShownFlow(name, FlowSource(Path(f"/data/{name}"))) for name in ("slow", "quick"))
+    answers = threading.Event()
+
+    def read() -> str:
+        assert answers.wait(60)
+        return "read"
+
+    async def story() -> None:
+        turns = RequestTurns(4, longest_s=60)
+        crowd = [asyncio.create_task(turns.run(slow, False, read)) for _ in range(40)]
+        while sum(each.done() for each in crowd) < 34:
+            await asyncio.sleep(0.001)
+        refused = [each.exception() for each in crowd if each.done()]
+        assert all(isinstance(each, LookLimitError) and each.path == "/data/slow" for each in refused)
+        assert {each.found for each in refused} == {"4 requests wait for it already"}
+        assert await turns.run(quick, False, lambda: "quick") == "quick"
+        answers.set()
+        found = await asyncio.gather(*crowd, return_exceptions=True)
+        assert found.count("read") == 6
+        assert await turns.run(slow, False, read) == "read"
+
+    asyncio.run(story())
+
+
+def test_nobody_waits_longer_than_a_request_may_read():
+    """Whose turn has not come by then is answered without it; the turns of those who left go to others."""
+    flow = ShownFlow("slow", FlowSource(Path("/data/slow")))
+
+    async def story() -> None:
+        turns = RequestTurns(1, longest_s=60)
+        ends = threading.Event()
+        first = asyncio.create_task(turns.run(flow, True, lambda: ends.wait(60)))
+        await asyncio.sleep(0)
+        turns._longest_s = 0.05
+        with pytest.raises(LookLimitError, match=r"others have read it for"):
+            await turns.run(flow, True, lambda: True)
+        ends.set()
+        assert await first
+        assert await turns.run(flow, True, lambda: True)
+
+    asyncio.run(story())

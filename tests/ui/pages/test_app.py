@@ -131,6 +131,26 @@ def test_every_page_of_a_small_store(make_store, pages):
     assert "MissingPartitionsError" in plan
 
 
+def test_a_page_that_says_the_same_is_not_sent_again(make_store, pages):
+    """Every page has a tag; who names it gets 304 without a body until the page says something else."""
+    directory = make_store(2)
+    run_epochs(directory, 5, clock())
+    client = pages(directory)
+    tags = {}
+    for path in everything(directory.name):
+        tags[path] = client.http.get(path).headers["etag"]
+        again = client.http.get(path, headers={"if-none-match": tags[path]})
+        assert (again.status_code, again.content) == (304, b""), path
+        assert again.headers["etag"] == tags[path]
+        assert again.headers["cache-control"] == "no-store"
+    with Driver(directory, (STEP,)) as run:
+        run.apply(50, {"k1": "[50]"})
+        run.close(50)
+    path = f"flows/{directory.name}/key?step={STEP}&key=k1"
+    wait_until(lambda: client.http.get(path, headers={"if-none-match": tags[path]}).status_code == 200)
+    assert "etag" not in client.http.get("flows/nobody/", headers={"if-none-match": "*"}).headers
+
+
 def test_an_empty_store(make_store, pages):
     """Says that there is nothing yet."""
     directory = make_store(2)
@@ -296,7 +316,7 @@ def test_a_place_that_hangs_hides_no_other_copies(make_store, pages, monkeypatch
     """The rest of the page is there, and says that the list is not."""
     directory, ends = make_store(1), threading.Event()
     run_epochs(directory, 2, clock())
-    monkeypatch.setattr(flows, "listed", lambda place: {"problem": None} if ends.wait(60) else {})
+    monkeypatch.setattr(flows, "listed", lambda place, now_ms: {"problem": None} if ends.wait(60) else {})
     client = pages(directory, place="s3://b/p")
     try:
         text = client.get(f"flows/{directory.name}/copies").text

@@ -55,6 +55,10 @@ def test_a_page_moves_while_one_watches(make_store, browser):
             assert tab.text("#epoch") == "2"
             tab.page.get_by_role("button", name="Continue").press("Enter")
             wait_until(lambda: tab.text("#epoch") == "3")
+            # Nothing changes any more, so nothing is sent.
+            statuses = []
+            tab.page.on("response", lambda answer: statuses.append(answer.status))
+            wait_until(lambda: tab.text("#epoch") and 304 in statuses)
             assert tab.problems() == []
         wait_until(lambda: "has not answered" in tab.text("#watched"))
         tab.page.close()

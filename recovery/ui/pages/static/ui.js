@@ -11,6 +11,8 @@
   let stopped = false;
   let timer = 0;
   const shown = new Map();
+  // What the server said that it has sent.
+  let tag = "";
 
   const openOf = (part) => [...part.querySelectorAll("details")].map((each) => each.open);
 
@@ -35,13 +37,19 @@
   const partsOf = (root) => [...root.querySelectorAll("[data-part]")];
   const idsOf = (root) => partsOf(root).map((each) => each.id).join(" ");
 
+  const upToDate = () => {
+    if (said.dataset.stale) { said.textContent = "up to date"; delete said.dataset.stale; }
+  };
+
   const look = async () => {
     if (document.hidden) return;
     const answer = await fetch(location.href, {
-      headers: { accept: "text/html" }, credentials: "same-origin", signal: AbortSignal.timeout(LONGEST_MS),
+      headers: tag ? { accept: "text/html", "if-none-match": tag } : { accept: "text/html" }, cache: "no-store", credentials: "same-origin", signal: AbortSignal.timeout(LONGEST_MS),
     });
     // Signed out: the server leads to the form.
     if (answer.redirected) { location.reload(); return; }
+    if (answer.status === 304) { upToDate(); return; }
+    tag = "";
     const found = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (idsOf(found) !== idsOf(document)) {
       // An error has come or gone: what was shown before stays while there is one.
@@ -49,12 +57,16 @@
       const why = found.querySelector(".alarm h2");
       throw new Error(why ? why.textContent : `status ${answer.status}`);
     }
+    let isWhole = true;
     partsOf(found).forEach((after) => {
       const before = document.getElementById(after.id);
       const text = after.innerHTML;
-      if (before && shown.get(after.id) !== text && !stopped && replace(before, after)) shown.set(after.id, text);
+      if (!before || shown.get(after.id) === text) return;
+      if (!stopped && replace(before, after)) shown.set(after.id, text); else isWhole = false;
     });
-    if (said.dataset.stale) { said.textContent = "up to date"; delete said.dataset.stale; }
+    // A part that was not replaced is asked for again.
+    if (isWhole) tag = answer.headers.get("etag") || "";
+    upToDate();
   };
 
   const next = () => {
