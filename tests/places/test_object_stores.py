@@ -104,7 +104,7 @@ def test_back_and_forth(store, place, tmp_path):
 
 @S3_BY_DEFAULT
 def test_many_backups_are_listed_by_few_requests(store, place, monkeypatch):
-    """One for the bundle and none for what it has, by the sizes and times that the store lists; the listing is right."""
+    """One for the bundle and none for what it has, by sizes and times that the store lists; the listing is right."""
     monkeypatch.setattr("recovery.backup.bundle.FEW", 3)
     reads: list[str] = []
     read = BucketPlace.read
