@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from recovery.backup.drills import LastDrill, note_drill
+from recovery.backup.repository import begin
 from recovery.backup.standby.follow import Follower
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import CHECKPOINT_STEP
@@ -28,6 +29,7 @@ from recovery.errors import (
     StateNotFoundError,
     TakenOverError,
 )
+from recovery.host.processes import as_holder
 from recovery.operational.steps.step_edits import audit
 from recovery.places.directory import DirectoryPlace
 from recovery.planning.resume import plan_resume
@@ -440,6 +442,23 @@ def test_a_standby_in_use_is_refused_before_anything_changes(store, tmp_path):
         for how in ("--dry-run", "--yes"):
             assert erase(store, *words, how).exit_code == DirectoryLockedError.exit_code
     assert bytes_of(tmp_path) == before
+
+
+def test_the_note_of_a_backup_that_was_killed_elsewhere(store, tmp_path):
+    """The error names its process and the option that says that it is gone; with the option, the erasure completes."""
+    place = tmp_path / "place"
+    assert command("backup", store, place).exit_code == 0
+    maker = as_holder("backup") | {"host": "elsewhere"}
+    begin(DirectoryPlace(place), "20300101T000000.000Z-00", lambda: None, SystemClock().wall_ms(), maker)
+    words = ["--key", PERSON, "--place", place, "--yes"]
+    blocked = erase(store, *words)
+    assert blocked.exit_code == ErasureIncompleteError.exit_code
+    assert "on elsewhere (backup)" in blocked.stderr
+    assert "--killed-backups" in blocked.stderr
+    done = erase(store, *words, "--killed-backups")
+    assert done.exit_code == 0, done.output
+    assert traces(tmp_path, SECRET) == []
+    assert list((place / "running").iterdir()) == []
 
 
 def test_a_place_that_may_only_be_read_is_refused_before_anything_changes(store, tmp_path, monkeypatch):

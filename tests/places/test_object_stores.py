@@ -103,6 +103,28 @@ def test_back_and_forth(store, place, tmp_path):
 
 
 @S3_BY_DEFAULT
+def test_many_backups_are_listed_by_few_requests(store, place, monkeypatch):
+    """One for the bundle and none for what it has, by sizes and times that the store lists; the listing is right."""
+    monkeypatch.setattr("recovery.backup.bundle.FEW", 3)
+    reads: list[str] = []
+    read = BucketPlace.read
+
+    def counted(target: BucketPlace, name: str) -> Iterator[bytes]:
+        reads.append(name)
+        return read(target, name)
+
+    for _ in range(6):
+        work(store, 1)
+        back_up(store, open_place(place), incremental=True)
+    monkeypatch.setattr(BucketPlace, "read", counted)
+    found = list_backups(open_place(place))
+    assert reads[0] == "manifests.bundle"
+    assert sum(name.startswith(MANIFESTS) for name in reads) <= 3
+    assert found == list_backups(open_place(place), bundled=False)
+    call("drill", place)
+
+
+@S3_BY_DEFAULT
 def test_pages_are_fetched_when_they_are_read(store, place, tmp_path):
     """With range requests; an object that is gone is named."""
     work(store, 1, keys=3000)
