@@ -42,5 +42,5 @@ def install(spark: SparkSession, names: Sequence[str], *, combines: bool) -> Com
         spark, "Combining", lambda _: (spark._jsparkSession.sessionState().planner().Aggregation(),)
     )
     for name in names:
-        strategy.declare(name, _declared[name], combines)
+        strategy.declare(name, *_declared[name], combines)
     return Combiner(strategy)
