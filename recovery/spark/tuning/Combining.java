@@ -16,7 +16,6 @@ import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.MapInArrow;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
-import org.apache.spark.sql.catalyst.plans.logical.UnaryNode;
 import org.apache.spark.sql.execution.FilterExec;
 import org.apache.spark.sql.execution.PlanLater;
 import org.apache.spark.sql.execution.ProjectExec;
@@ -111,9 +110,9 @@ class Place {
     }
 
     /** The rows of the function's child, with the attributes of a declared plan's child. */
-    private static Project rows(MapInArrow place, PythonUDF function, UnaryNode declared) {
+    private static Project rows(MapInArrow place, PythonUDF function, LogicalPlan declared) {
         // The optimiser gives attributes other ids, for instance when it removes a useless alias.
-        return new Project(renamed(function.children(), declared.child().output()), place.child());
+        return new Project(renamed(function.children(), ((LogicalPlan) declared.children().head()).output()), place.child());
     }
 
     private boolean worthwhile() {
@@ -156,7 +155,7 @@ class Place {
         }
         Seq complete = seq(functions);
         // A filter that drops nothing: it counts the rows that pass.
-        FilterExec input = new FilterExec(Literal.TrueLiteral(), first.child());
+        FilterExec input = new FilterExec(Literal.TrueLiteral(), (SparkPlan) first.child());
         if (last instanceof HashAggregateExec) {
             return new HashAggregateExec(
                 Option.empty(), false, Option.empty(), first.groupingExpressions(), complete, last.aggregateAttributes(),
