@@ -115,7 +115,8 @@ class Written(FixedPartitionedSink[tuple[Any, ...], int]):
 
 def rows_of(path: Path, kind: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     """The columns of a file's events of a kind; times as milliseconds since 1970."""
-    events = pq.read_table(path, columns=[f"{kind}.{name}" for name in columns])[kind].combine_chunks().drop_null()
+    wanted = [f"{kind}.{name}" for name in columns]
+    events = pq.ParquetFile(path).read(wanted)[kind].combine_chunks().drop_null()
     values = []
     for name in columns:
         column = events.field(name)
