@@ -59,8 +59,10 @@ NOTES = (
     "process was killed, with all that has to be computed again.",
     "4: Spark's operators have no such query, since a second aggregation cannot follow results of a first that still "
     "change; the steps add what changed. 7: of equal prices one bid counts. 18: of equal times the highest bid counts. "
-    "16: Spark has no exact `COUNT(DISTINCT)` on a stream; sets of values are in its rows instead. Bytewax did not "
-    "take part.",
+    "16: Spark has no exact `COUNT(DISTINCT)` on a stream; sets of values are in its rows instead.",
+    "`bytewax`: two worker processes for each query, from the moment at which both have imported all. Bytewax has no "
+    "micro-batches: one worker reads file after file, and an epoch closes every {interval:g} s. Windows of 7, 8, 11 "
+    "and 12 come out when they are over. Its other results are a key's newest with each file that it has read.",
 )
 """Below the table."""
 

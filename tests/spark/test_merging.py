@@ -125,6 +125,17 @@ def test_rows_that_cannot_be_combined(spark, feed, tmp_path, merged):
     assert states(tmp_path / "db", "different")["k1"] == {"n": [0, 1, 2, 3, 4]}
 
 
+@pytest.mark.parametrize("constant", some(["key", "input"], "key"))
+def test_constant_columns(spark, feed, tmp_path, constant):
+    """Spark adds those only behind the exchange, so tasks do the step."""
+    feed.add([("a", 1), ("b", 2), ("a", 2)])
+    key, value = (F.lit("all").alias("k"), "value") if constant == "key" else ("key", F.lit(7))
+    step = aggregate("s", key=key, n=count_distinct(value))
+    run_to_end(feed.frame(spark).transform(step), tmp_path / "db")
+    found = {"all": {"n": [1, 2]}} if constant == "key" else {"a": {"n": [7]}, "b": {"n": [7]}}
+    assert states(tmp_path / "db", "s") == found
+
+
 FLOW = """
 import os, signal, subprocess
 from pathlib import Path
