@@ -28,6 +28,7 @@ __all__ = [
     "approx_distinct",
     "collect",
     "count",
+    "count_distinct",
     "first",
     "last",
     "max_",
@@ -132,6 +133,12 @@ def approx_distinct(value: Input, *, error: float = 0.05) -> Aggregate:
     if not 0.005 <= error <= 0.5:
         raise ConfigurationError(f"approx_distinct(error={error!r}): it must be a number from 0.005 to 0.5")
     return Aggregate("approx_distinct", (value,), math.ceil(1 / error**2) + 2)
+
+
+def count_distinct(value: Input) -> Aggregate:
+    """The number of different values of a column that is not float or double, a bigint; exact. The state is an array of
+    them all, which is written whole when one is added: for more than some thousands, use `approx_distinct`."""
+    return Aggregate("count_distinct", (value,))
 
 
 def _given(value: Input | None) -> tuple[Input, ...]:

@@ -8,14 +8,11 @@ read in large blocks, parsed a block at a time, and the operator that all of its
 # Bytewax is not in the environment that is checked.
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
 import platform
-import socket
 import sqlite3
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,6 +23,8 @@ from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.contenders.bytewax_workers import in_processes, work
 
 if TYPE_CHECKING:
     from benchmarks.harness.processes import Spent
@@ -46,8 +45,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     recovery = Path("recovery")
     recovery.mkdir()
     init_db_dir(recovery, arguments["workers"])
-    measured = _in_processes if arguments["processes"] else _in_threads
-    seconds = measured(arguments)
+    seconds = _seconds(arguments)
     wrong = None
     if arguments["interval_s"] is None:
         held = _held()
@@ -66,8 +64,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
 def resume(arguments: dict[str, Any]) -> dict[str, Any]:
     """Runs the flow, then resumes without new input: seconds from started workers to the end of that."""
     first = measure({**arguments, "totals": "first"})
-    measured = _in_processes if arguments["processes"] else _in_threads
-    seconds = measured(arguments)
+    seconds = _seconds(arguments)
     _write_totals(Path("recovery"), Path(arguments["totals"]))
     return {**first, "seconds": seconds, "closed_s": seconds, "store_bytes": first["state_bytes"]}
 
@@ -86,6 +83,11 @@ def written(arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _seconds(arguments: dict[str, Any]) -> float:
+    """Runs the flow to its end."""
+    return in_processes(arguments, __spec__.name).seconds if arguments["processes"] else _in_threads(arguments)
+
+
 def _in_threads(arguments: dict[str, Any]) -> float:
     flow, settings = _prepare(arguments)
     from bytewax.run import cli_main
@@ -95,70 +97,6 @@ def _in_threads(arguments: dict[str, Any]) -> float:
     seconds = time.perf_counter() - started_s
     _tell_held(0)
     return seconds
-
-
-def _in_processes(arguments: dict[str, Any]) -> float:
-    ports = _free_ports(arguments["workers"])
-    addresses = [f"localhost:{port}" for port in ports]
-    with contextlib.ExitStack() as stack:
-        workers = []
-        for number in range(arguments["workers"]):
-            given = json.dumps({**arguments, "number": number, "addresses": addresses})
-            command = [sys.executable, "-m", __spec__.name, given]
-            worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            stack.enter_context(worker)
-            # Only when something failed does one still run at the end.
-            stack.callback(worker.kill)
-            workers.append(worker)
-        _expect(workers, "ready")
-        for worker, port in zip(workers, ports, strict=True):
-            # Each connects to those before it, and would sleep for a second if they did not listen yet.
-            started_s = time.perf_counter()
-            assert worker.stdin is not None
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-            if worker is not workers[-1]:
-                _wait_until_listening(port)
-        # Said when the flow has returned: the end of the interpreter is not counted.
-        _expect(workers, "done")
-        return time.perf_counter() - started_s
-
-
-def _expect(workers: list[subprocess.Popen[str]], word: str) -> None:
-    """Wait until each has said the word; Bytewax says things too."""
-    for worker in workers:
-        assert worker.stdout is not None
-        said: list[str] = []
-        for line in worker.stdout:
-            said.append(line.strip())
-            if said[-1] == word:
-                break
-        else:
-            raise RuntimeError(f"a Bytewax process ended without {word!r}, saying {said}")
-
-
-def _wait_until_listening(port: int) -> None:
-    """Seen in /proc: a connection to try it would count as a worker's."""
-    deadline_s = time.perf_counter() + 10
-    while time.perf_counter() < deadline_s:
-        for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
-            entries = [line.split() for line in table.read_text().splitlines()[1:]] if table.exists() else []
-            if any(entry[1].endswith(f":{port:04X}") and entry[3] == "0A" for entry in entries):
-                return
-        time.sleep(0.005)
-    raise RuntimeError("the first Bytewax process does not listen")
-
-
-def _work(arguments: dict[str, Any]) -> None:
-    """One of the processes: says when it is ready, waits for the start, says when it is done."""
-    flow, settings = _prepare(arguments)
-    from bytewax.run import cli_main
-
-    print("ready", flush=True)
-    sys.stdin.readline()
-    cli_main(flow, process_id=arguments["number"], addresses=arguments["addresses"], **settings)
-    print("done", flush=True)
-    _tell_held(arguments["number"])
 
 
 def _prepare(arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -318,15 +256,7 @@ def _write_totals(recovery: Path, target: Path) -> int:
     return len(states)
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 if __name__ == "__main__":
-    _work(json.loads(sys.argv[1]))
+    given = json.loads(sys.argv[1])
+    work(given, _prepare)
+    _tell_held(given["number"])

@@ -28,6 +28,7 @@ SPARK_PANDAS = Peer(
     "spark_pandas", ("pyspark==4.3.0", "pandas==2.3.3", "pyarrow==26.0.1", "protobuf==6.33.5", "setuptools==80.9.0")
 )
 BYTEWAX = Peer("bytewax", ("bytewax==0.21.1",))
+BYTEWAX_ARROW = Peer("bytewax_arrow", ("bytewax==0.21.1", "pyarrow==26.0.1"))
 
 
 def python_of(peer: Peer, kept: Path) -> Path:

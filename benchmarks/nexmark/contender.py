@@ -23,8 +23,10 @@ from benchmarks.nexmark import spark_queries
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-STEPS, OPERATORS, SPARK = "steps", "operators", "spark-rocksdb"
+STEPS, OPERATORS, SPARK, BYTEWAX = "steps", "operators", "spark-rocksdb", "bytewax"
 KINDS = (STEPS, OPERATORS, SPARK)
+"""Those that run here; Bytewax's queries run in bytewax_contender.py."""
+BYTEWAX_QUERIES = (3, 7, 8, 11, 12, 17, 18, 19, 20)
 PARTITIONS = 2
 KILLED_S = 600.0
 """How long a process that is to be killed waits for that."""
@@ -32,12 +34,14 @@ KILLED_S = 600.0
 
 def queries(kind: str) -> tuple[int, ...]:
     """The numbers of the queries that this kind has."""
+    if kind == BYTEWAX:
+        return BYTEWAX_QUERIES
     return tuple(sorted(spark_queries.QUERIES if kind != STEPS else spark_queries.QUERIES | {4: None}))
 
 
 def appended(kind: str, number: int) -> bool:
     """Whether the query's rows are those of Spark's append mode."""
-    return kind != STEPS and spark_queries.QUERIES[number].mode == "append"
+    return kind in (OPERATORS, SPARK) and spark_queries.QUERIES[number].mode == "append"
 
 
 class Written:

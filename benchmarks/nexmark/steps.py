@@ -13,8 +13,6 @@ from benchmarks.nexmark.spark_queries import (
     CATEGORY,
     DAY_MS,
     GAP,
-    HIGH,
-    LOW,
     MINUTE_MS,
     STATES,
     STEP,
@@ -24,7 +22,7 @@ from benchmarks.nexmark.spark_queries import (
     start_ms,
 )
 from recovery import GroupState, aggregate, stateful
-from recovery.aggregates import count, last, max_, mean, min_, sum_, top_k
+from recovery.aggregates import count, count_distinct, last, max_, mean, min_, sum_, top_k
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -245,40 +243,17 @@ def by_processing_time(stream: DataFrame) -> DataFrame:
     return bids(stream).select("bidder").transform(step)
 
 
-RANK_BITS = (1, 2, 4)
-FIRSTS = ("", "rank1_", "rank2_", "rank3_")
-
-
-def seen(key: tuple[str, int, str], rows: list[Any], state: GroupState) -> Iterator[tuple[Any, ...]]:
-    """Query 16's function, for a bidder or an auction in a channel: which ranks are new, as numbers to add."""
-    before = state.getOption or 0
-    by_rank = [0, 0, 0]
-    for row in rows:
-        by_rank[row.rank] += 1
-    after = before
-    for bit, n in zip(RANK_BITS, by_rank, strict=True):
-        after |= bit if n else 0
-    state.update(after)
-    new = [int(not before), *(int(bool(after & ~before & bit)) for bit in RANK_BITS)]
-    bidder = key[2].startswith("b")
-    counts = [len(rows), *by_rank] if bidder else [0, 0, 0, 0]
-    firsts = [*new, 0, 0, 0, 0] if bidder else [0, 0, 0, 0, *new]
-    yield key[0], key[1], max(row.minute for row in rows), *counts, *firsts
-
-
 def channels(stream: DataFrame) -> DataFrame:
-    """Query 16: whoever is new in a channel, and the sums of them."""
+    """Query 16."""
     from pyspark.sql import functions as F
 
-    who = F.explode(F.array(F.concat(F.lit("b"), "bidder"), F.concat(F.lit("a"), "auction"))).alias("who")
     minute = F.expr(f"unix_millis(dateTime) % {DAY_MS} div {MINUTE_MS}").alias("minute")
-    rank = F.expr(f"CASE WHEN price < {LOW} THEN 0 WHEN price < {HIGH} THEN 1 ELSE 2 END").alias("rank")
-    columns = [f"{first}{what}" for what in ("bids", "bidders", "auctions") for first in FIRSTS]
-    output = "channel string, day long, minute long, " + ", ".join(f"{column} long" for column in columns)
-    rows = bids(stream).select("channel", day(), minute, rank, who)
-    changes = rows.transform(stateful("seen", key=["channel", "day", "who"], update=seen, output=output))
-    sums = {column: sum_(column) for column in columns}
-    return changes.transform(aggregate("report", key=["channel", "day"], minute=max_("minute"), **sums))
+    rows = bids(stream).select("channel", day(), minute, "price", "bidder", "auction")
+    columns = {"bids": count(), **{f"{name}_bids": count(each) for name, each in ranks("1").items()}}
+    for who in ("bidder", "auction"):
+        different = {"": F.col(who), **{f"{name}_": each for name, each in ranks(who).items()}}
+        columns |= {f"{name}{who}s": count_distinct(each) for name, each in different.items()}
+    return rows.transform(aggregate("report", key=["channel", "day"], minute=max_("minute"), **columns))
 
 
 def auction_days(stream: DataFrame) -> DataFrame:

@@ -1,4 +1,5 @@
-"""Nexmark's queries that keep state: as steps, with Spark's operators on recovery partitions, and in plain Spark.
+"""Nexmark's queries that keep state: as steps, with Spark's operators on recovery partitions, in plain Spark, and some
+in Bytewax.
 
 A process for each of these kinds runs all queries to the middle of the input and is killed there. Another one resumes
 each query in turn, and runs it once more over all input: that run is measured.
@@ -19,8 +20,9 @@ from benchmarks.harness import environments, table
 from benchmarks.harness.processes import ChildFailedError, run_child
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
+from benchmarks.nexmark import bytewax_contender
 from benchmarks.nexmark import contender as contenders
-from benchmarks.nexmark.contender import KINDS, SPARK
+from benchmarks.nexmark.contender import BYTEWAX, KINDS, SPARK
 from benchmarks.nexmark.events import CYCLE, Shape, generate
 from benchmarks.nexmark.truth import wrong
 
@@ -57,8 +59,10 @@ NOTES = (
     "process was killed, with all that has to be computed again.",
     "4: Spark's operators have no such query, since a second aggregation cannot follow results of a first that still "
     "change; the steps add what changed. 7: of equal prices one bid counts. 18: of equal times the highest bid counts. "
-    "16: Spark has no exact `COUNT(DISTINCT)` on a stream; sets of values are in its rows instead. Bytewax did not "
-    "take part.",
+    "16: Spark has no exact `COUNT(DISTINCT)` on a stream; sets of values are in its rows instead.",
+    "`bytewax`: two worker processes for each query, from the moment at which both have imported all. Bytewax has no "
+    "micro-batches: one worker reads file after file, and an epoch closes every {interval:g} s. Windows of 7, 8, 11 "
+    "and 12 come out when they are over. Its other results are a key's newest with each file that it has read.",
 )
 """Below the table."""
 
@@ -71,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--queries", type=keyed.numbers, default=tuple(TITLES), help=f"comma-separated (default: {_listed(TITLES)})"
     )
-    keyed.add_contenders(parser, KINDS)
+    keyed.add_contenders(parser, (*KINDS, BYTEWAX))
 
 
 def run(arguments: argparse.Namespace) -> Report:
@@ -116,8 +120,9 @@ def by_query(queries: Sequence[int], measurements: Sequence[Measurement]) -> lis
 
 
 def _contender(kind: str, arguments: argparse.Namespace, files: Path) -> Contender:
-    own = environments.own_python()
-    python = environments.python_of(environments.SPARK, arguments.work / "venvs") if kind == SPARK else own
+    peer = {SPARK: environments.SPARK, BYTEWAX: environments.BYTEWAX_ARROW}.get(kind)
+    python = environments.python_of(peer, arguments.work / "venvs") if peer else environments.own_python()
+    module = bytewax_contender.__name__ if kind == BYTEWAX else contenders.__name__
     given = {
         "kind": kind,
         "queries": [each for each in arguments.queries if each in contenders.queries(kind)],
@@ -128,17 +133,17 @@ def _contender(kind: str, arguments: argparse.Namespace, files: Path) -> Contend
         "master": f"local[{CORES}]",
         "conf": {"spark.driver.memory": "2g", "spark.sql.shuffle.partitions": str(CORES)},
     }
-    return Contender(kind, python, f"{contenders.__name__}:measure", given)
+    return Contender(kind, python, f"{module}:measure", given)
 
 
 def _kill(contender: Contender, environment: dict[str, str], timeout_s: float) -> None:
     """Run a kind's queries to the micro-batch in which their process is killed. Ends the program if it is not."""
-    given = contender.arguments
+    given, module = contender.arguments, contender.target.partition(":")[0]
     target = Path(given["target"])
     shutil.rmtree(target, ignore_errors=True)
     print(f"killing {contender.name} … ", end="", file=sys.stderr, flush=True)
     try:
-        run_child(contender.python, f"{contenders.__name__}:killed", given, target, environment, timeout_s)
+        run_child(contender.python, f"{module}:killed", given, target, environment, timeout_s)
     except ChildFailedError as error:
         if not str(error).startswith(f"it ended with code {-signal.SIGKILL}"):
             raise SystemExit(f"{contender.name} was not killed in micro-batch {given['stop_at']}: {error}") from None
@@ -184,7 +189,9 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
 
 def _cells(each: table.Summary, base: table.Summary | None) -> tuple[str, ...]:
     def middle(name: str, of: table.Summary | None) -> float | None:
-        return None if of is None else of.correct(lambda run: float(run.answer[name]))
+        if of is None or any(name not in run.answer for run in of.runs):
+            return None
+        return of.correct(lambda run: float(run.answer[name]))
 
     def both(name: str) -> tuple[str, str]:
         mine = middle(name, each)

@@ -200,28 +200,14 @@ class Ranked:
     reverse: bool = False
 
     def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
-        held_group, held = self._held(states)
-        group = pa.array(np.concatenate([groups.group, held_group]))
-        columns = [pa.concat_arrays([new, old]) for new, old in zip(inputs, held, strict=True)]
-        # A state cannot hold NaN, so skip NaN whatever other rows the micro-batch holds.
-        columns[-1] = order = _without_nan(columns[-1])
-        if self.listed:
-            columns[0] = _without_nan(columns[0])
-        if order.null_count or (self.listed and columns[0].null_count):
-            wanted = pc.and_(order.is_valid(), columns[0].is_valid()) if self.listed else order.is_valid()
-            group, columns = group.filter(wanted), [column.filter(wanted) for column in columns]
-        group, columns = self._first(group, columns)
-        counts = np.bincount(group, minlength=len(groups))
-        ends = np.cumsum(counts)
-        if self.listed:
-            offsets = pa.array(np.concatenate(([0], ends)).astype(np.int32))
-            empty = pa.array(counts == 0)
-            return [
-                pa.ListArray.from_arrays(offsets, column, type=state.type, mask=empty)
-                for column, state in zip(columns, states, strict=True)
-            ]
-        places = pa.array(ends - 1, mask=counts == 0)
-        return [column.take(places) for column in columns]
+        return self._merged(len(groups), groups.group, inputs, states)
+
+    def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Merge parts that are like the inputs, or arrays of those if states are arrays."""
+        if not self.listed:
+            return self.merge(groups, parts, states)
+        group = groups.group[pc.list_parent_indices(parts[0]).to_numpy()]
+        return self._merged(len(groups), group, [pc.list_flatten(part) for part in parts], states)
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
         values = states[0]
@@ -234,6 +220,31 @@ class Ranked:
         starts = pa.array((offsets - offsets[0]).astype(np.int32))
         taken = values.values.take(pa.array(places))
         return pa.ListArray.from_arrays(starts, taken, type=values.type, mask=values.is_null())
+
+    def _merged(self, keys: int, group: Any, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Return the new states of so many keys, from rows of which `group` has the key."""
+        held_group, held = self._held(states)
+        group = pa.array(np.concatenate([group, held_group]))
+        columns = [pa.concat_arrays([new, old]) for new, old in zip(inputs, held, strict=True)]
+        # A state cannot hold NaN, so skip NaN whatever other rows the micro-batch holds.
+        columns[-1] = order = _without_nan(columns[-1])
+        if self.listed:
+            columns[0] = _without_nan(columns[0])
+        if order.null_count or (self.listed and columns[0].null_count):
+            wanted = pc.and_(order.is_valid(), columns[0].is_valid()) if self.listed else order.is_valid()
+            group, columns = group.filter(wanted), [column.filter(wanted) for column in columns]
+        group, columns = self._first(group, columns)
+        counts = np.bincount(group, minlength=keys)
+        ends = np.cumsum(counts)
+        if self.listed:
+            offsets = pa.array(np.concatenate(([0], ends)).astype(np.int32))
+            empty = pa.array(counts == 0)
+            return [
+                pa.ListArray.from_arrays(offsets, column, type=state.type, mask=empty)
+                for column, state in zip(columns, states, strict=True)
+            ]
+        places = pa.array(ends - 1, mask=counts == 0)
+        return [column.take(places) for column in columns]
 
     def _held(self, states: Sequence[pa.Array]) -> tuple[Any, list[pa.Array]]:
         """Return the states as rows: each row's key, and the columns."""
@@ -252,6 +263,27 @@ class Ranked:
         kept = _rank(ordered) < self.limit
         chosen = order.filter(pa.array(kept))
         return ordered[kept], [column.take(chosen) for column in columns]
+
+
+@dataclass(frozen=True)
+class Different:
+    """The number of different values, which are kept as sorted arrays; of types without NaN."""
+
+    def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        group = np.concatenate([groups.group, pc.list_parent_indices(states[0]).to_numpy()])
+        table = pa.table({"group": group, "value": pa.concat_arrays([inputs[0], pc.list_flatten(states[0])])})
+        once = table.filter(pc.is_valid(table["value"])).group_by(["group", "value"], use_threads=False).aggregate([])
+        values = once["value"].combine_chunks()
+        order = pc.sort_indices(
+            pa.table({"group": once["group"], "value": _sortable(values)}),
+            sort_keys=[("group", "ascending"), ("value", "ascending")],
+        )
+        ends = np.cumsum(np.bincount(once["group"].to_numpy(), minlength=len(groups)))
+        offsets = pa.array(np.concatenate(([0], ends)).astype(np.int32))
+        return [pa.ListArray.from_arrays(offsets, values.take(order), type=states[0].type)]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        return pc.list_value_length(states[0]).cast(pa.int64())
 
 
 @dataclass(frozen=True)

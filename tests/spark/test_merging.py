@@ -23,7 +23,7 @@ from recovery import (
     init_partitions,
     start,
 )
-from recovery.aggregates import collect, count, last, max_, mean, sum_, top_k
+from recovery.aggregates import collect, count, count_distinct, last, max_, mean, sum_
 from recovery.spark.tuning import gathering, merging
 from tests.shares import first, some
 from tests.spark.support import ODD_KEYS, ROOT, Feed, run_to_end, set_to, states, totals_step
@@ -119,9 +119,21 @@ def test_rows_that_cannot_be_combined(spark, feed, tmp_path, merged):
     """How many rows there are counts, however few keys they have."""
     for size in (10, 20_000, 20_000, 10):
         feed.add((f"k{number % 3}", number) for number in range(size))
-    run_to_end(feed.frame(spark).transform(aggregate("top", key="key", top=top_k("value", 2))), tmp_path / "db")
+    step = aggregate("different", key="key", n=count_distinct(F.col("value") % 5))
+    run_to_end(feed.frame(spark).transform(step), tmp_path / "db")
     assert merged == [0, 1]
-    assert states(tmp_path / "db", "top")["k1"] == {"top": [19_999, 19_999]}
+    assert states(tmp_path / "db", "different")["k1"] == {"n": [0, 1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize("constant", some(["key", "input"], "key"))
+def test_constant_columns(spark, feed, tmp_path, constant):
+    """Spark adds those only behind the exchange, so tasks do the step."""
+    feed.add([("a", 1), ("b", 2), ("a", 2)])
+    key, value = (F.lit("all").alias("k"), "value") if constant == "key" else ("key", F.lit(7))
+    step = aggregate("s", key=key, n=count_distinct(value))
+    run_to_end(feed.frame(spark).transform(step), tmp_path / "db")
+    found = {"all": {"n": [1, 2]}} if constant == "key" else {"a": {"n": [7]}, "b": {"n": [7]}}
+    assert states(tmp_path / "db", "s") == found
 
 
 FLOW = """

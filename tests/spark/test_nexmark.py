@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from pyspark.sql import functions as F
 from benchmarks.harness.processes import Usage
 from benchmarks.harness.rounds import Measurement
 from benchmarks.nexmark import contender, events, spark_queries, truth
-from benchmarks.nexmark.contender import OPERATORS, SPARK, STEPS
+from benchmarks.nexmark.contender import BYTEWAX, OPERATORS, SPARK, STEPS
 from benchmarks.nexmark.events import Shape
 from benchmarks.suite import nexmark
 
@@ -201,4 +202,18 @@ def test_a_kinds_answer_becomes_one_of_each_query() -> None:
 def test_appended_is_of_sparks_append_mode() -> None:
     """Steps output newest rows; plain Spark's mode is that of the query."""
     assert not contender.appended(STEPS, 5)
+    assert not contender.appended(BYTEWAX, 7)
     assert [number for number in spark_queries.QUERIES if contender.appended(SPARK, number)] == [3, 5, 7, 8, 11, 20]
+
+
+def test_a_time_that_a_kind_does_not_measure_is_left_out() -> None:
+    """Bytewax has no micro-batch in which it was killed."""
+    answer = dict.fromkeys(("seconds", "used_cpu_s", "memory_bytes", "written_bytes", "kept_bytes"), 2.0)
+    given = [
+        Measurement("7: spark-rocksdb", 0, {**answer, "resume_s": 3.0}, Usage(), None),
+        Measurement("7: bytewax", 0, answer, Usage(), None),
+    ]
+    chosen = Namespace(events=100_000, files=4, repeat=1, interval=2, queries=(7,), contenders=(SPARK, BYTEWAX))
+    spark, bytewax = nexmark.report(chosen, given).rows
+    assert (spark[-3:], bytewax[-3:]) == (("3", "1.00", "correct"), ("–", "–", "correct"))
+    assert set(contender.queries(BYTEWAX)) < set(truth.TRUTHS)

@@ -26,7 +26,7 @@ from recovery import (
     stateful_arrow,
     stateful_map,
 )
-from recovery.aggregates import approx_distinct, collect, count, first, last, max_, mean, min_, sum_, variance
+from recovery.aggregates import approx_distinct, collect, count, first, last, max_, mean, min_, sum_, top_k, variance
 from recovery.spark.tuning import gathering, merging
 from tests.shares import some
 from tests.spark.support import run_to_end, set_to
@@ -152,7 +152,8 @@ FLOWS = {
     "combined": lambda frame: frame.transform(
         aggregate(
             "s", key="k", n=count(), t=sum_("i"), m=mean("d"), lo=min_("at"), hi=max_("day"), dc=sum_("dec"),
-            v=variance("d"),
+            v=variance("d"), la=last("s", by="i"), f=first("at", by="i"), mx=max_("s"), mb=max_("b"),
+            c=collect("s", 3, by="i"), ats=top_k("at", 2),
         )
     ),
     "not combined": lambda frame: frame.transform(

@@ -270,7 +270,7 @@ def _prepare(frame: DataFrame, step_id: str, name: str, each: Aggregate) -> _Pre
         (one, kind) if to is None else (one.cast(to), to) for one, kind, to in zip(inputs, kinds, casts, strict=True)
     ]
     function = FUNCTIONS[each.function]
-    return _Prepared(made, tuple(function.passed(cast)), function.parts(cast))
+    return _Prepared(made, tuple(function.passed(cast)), function.parts(each, cast))
 
 
 def _rows(

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import TypeAlias
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.internal import InternalFunction
 from pyspark.sql.pandas.types import to_arrow_type
 
 from recovery.aggregates import Aggregate
 from recovery.errors import ConfigurationError
 from recovery.spark.steps.combine import AggregatePart, counted
-from recovery.values.kernels import HALF, Count, Distinct, Extreme, Kernel, Mean, Ranked, Sum, Variance
+from recovery.values.kernels import HALF, Count, Different, Distinct, Extreme, Kernel, Mean, Ranked, Sum, Variance
 
 _COMPARED = (T.NumericType, T.DateType, T.TimestampType, T.TimestampNTZType)
 _LONG, _DOUBLE = T.LongType(), T.DoubleType()
+MOST_LISTED = 100
+"""Longest arrays that Spark combines rows to: a task may hold those of more than a hundred keys in memory."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,19 @@ _ORDERED = _Accepted(
     "numbers, strings, booleans, binary, dates and timestamps",
 )
 
+_EXACT = _Accepted(
+    (T.IntegralType, T.DecimalType, T.StringType, T.BooleanType, T.BinaryType, T.DateType, T.TimestampType,
+     T.TimestampNTZType),
+    "integers, decimals, strings, booleans, binary, dates and timestamps",
+)  # fmt: skip
+
 Make: TypeAlias = Callable[[str, Aggregate, Sequence[T.DataType]], MadeAggregate]
 Cast: TypeAlias = Callable[[T.DataType], T.DataType | None]
 Inputs: TypeAlias = Sequence[tuple[Column, T.DataType]]
 Parts: TypeAlias = tuple[AggregatePart, ...] | None
 
 
-def _no_parts(_: Inputs) -> Parts:
+def _no_parts(_: Aggregate, __: Inputs) -> Parts:
     return None
 
 
@@ -70,14 +80,15 @@ class Function:
     make: returns the kernel, states and result of an output column, by its name, its aggregate and the input's types.
     accepts: the types that its inputs may have.
     cast: returns the type to cast an input to; None: no cast.
-    parts: returns the parts to which Spark can combine a key's rows, for `AddingKernel.add`; None if it cannot.
+    parts: returns the parts to which Spark can combine a key's rows, for `AddingKernel.add`, by the aggregate and its
+    inputs; None if it cannot.
     passed: returns the columns that the kernel gets if rows are not combined.
     """
 
     make: Make
     accepts: _Accepted
     cast: Cast = lambda kind: None
-    parts: Callable[[Inputs], Parts] = _no_parts
+    parts: Callable[[Aggregate, Inputs], Parts] = _no_parts
     passed: Callable[[Inputs], list[Column]] = _unchanged
 
 
@@ -112,7 +123,7 @@ def _count(name: str, each: Aggregate, kinds: Sequence[T.DataType]) -> MadeAggre
     return _made(Count(), {name: _LONG}, _LONG)
 
 
-def _count_parts(inputs: Inputs) -> Parts:
+def _count_parts(_: Aggregate, inputs: Inputs) -> Parts:
     return (counted(*(value for value, _ in inputs)),)
 
 
@@ -139,7 +150,7 @@ def _sum_cast(kind: T.DataType) -> T.DataType | None:
     return None if isinstance(kind, T.DecimalType) else _sum_type(kind)
 
 
-def _sum_parts(inputs: Inputs) -> Parts:
+def _sum_parts(_: Aggregate, inputs: Inputs) -> Parts:
     [(value, kind)] = inputs
     if isinstance(kind, T.DecimalType):
         # Ten more digits than the values have suffice for the rows of a micro-batch.
@@ -163,8 +174,8 @@ def _mean_cast(kind: T.DataType) -> T.DataType:
     return _DOUBLE if isinstance(kind, T.DecimalType) else _sum_type(kind)
 
 
-def _mean_parts(inputs: Inputs) -> Parts:
-    sums = _sum_parts(inputs)
+def _mean_parts(each: Aggregate, inputs: Inputs) -> Parts:
+    sums = _sum_parts(each, inputs)
     return None if sums is None else (*sums, counted(inputs[0][0]))
 
 
@@ -176,7 +187,7 @@ def _variance(name: str, each: Aggregate, kinds: Sequence[T.DataType], *, sample
     return _made(Variance(sample, root), states, _DOUBLE)
 
 
-def _moments(inputs: Inputs) -> Parts:
+def _moments(_: Aggregate, inputs: Inputs) -> Parts:
     """Return the parts count, mean and sum of squared differences. `combine` accepts only values not yet combined."""
     [(value, _)] = inputs
     return (
@@ -201,8 +212,75 @@ def _ranked(name: str, each: Aggregate, kinds: Sequence[T.DataType], *, descendi
     return _made(Ranked(each.limit or 1, descending, listed, reverse=each.newest), states, states[name])
 
 
+def _ranked_parts(each: Aggregate, inputs: Inputs, *, descending: bool) -> Parts:
+    if not all(map(_is_ordered_alike, (kind for _, kind in inputs))):
+        return None
+    if each.limit == 0:
+        return _best_parts(inputs, descending=descending)
+    return _listed_parts(each.limit, inputs, descending=descending) if each.limit <= MOST_LISTED else None
+
+
+def _is_ordered_alike(kind: T.DataType) -> bool:
+    """Whether Spark and Arrow order the values of a type in the same way."""
+    return not isinstance(kind, T.StringType) or kind.isUTF8BinaryCollation()
+
+
+def _best_parts(inputs: Inputs, *, descending: bool) -> Parts:
+    """Return the value in the best row, and what it is ordered by if that is another column."""
+    best = F.max if descending else F.min
+    if len(inputs) == 1:
+        return (AggregatePart(inputs[0][0], lambda parts: best(parts[0])),)
+    (value, kind), (order, order_kind) = inputs
+
+    def row(parts: Sequence[Column]) -> Column:
+        value, order = parts
+        # Of rows with the same order, one with NaN comes behind all with a number, and one with NULL behind both. To
+        # Spark, NULL is the least value, and NaN the greatest.
+        behind = F.when(value.isNull(), 2).when(_is_nan(value, kind), 1).otherwise(0)
+        whole = F.struct(
+            order.alias("order"), (-behind if descending else behind).alias("behind"), value.alias("value")
+        )
+        return best(F.when(_is_kept(order, order_kind), whole))
+
+    return (
+        AggregatePart(value, lambda parts: row(parts)["value"]),
+        AggregatePart(order, lambda parts: row(parts)["order"]),
+    )
+
+
+def _listed_parts(limit: int, inputs: Inputs, *, descending: bool) -> Parts:
+    """Return an array of the values in the best rows, and of what they are ordered by if that is another column."""
+    names = ("value", "order")[: len(inputs)]
+
+    def kept(parts: Sequence[Column]) -> Column:
+        return reduce(and_, (_is_kept(part, kind) for part, (_, kind) in zip(parts, inputs, strict=True)))
+
+    def rows(parts: Sequence[Column]) -> Column:
+        whole = F.struct(*(part.alias(name) for part, name in reversed([*zip(parts, names, strict=True)])))
+        return InternalFunction.collect_top_k(F.when(kept(parts), whole), limit, not descending)
+
+    def part(place: int) -> AggregatePart:
+        return AggregatePart(
+            inputs[place][0],
+            lambda parts: rows(parts)[names[place]],
+            lambda parts: F.when(kept(parts), F.array(parts[place])),
+        )
+
+    return tuple(map(part, range(len(inputs))))
+
+
+def _is_kept(value: Column, kind: T.DataType) -> Column:
+    """Whether a row with this value counts: it is neither NULL nor NaN."""
+    return value.isNotNull() & ~_is_nan(value, kind)
+
+
+def _is_nan(value: Column, kind: T.DataType) -> Column:
+    return F.isnan(value) if isinstance(kind, T.FloatType | T.DoubleType) else F.lit(False)
+
+
 def _of_ranks(*, descending: bool) -> Function:
-    return Function(partial(_ranked, descending=descending), _ORDERED)
+    make, parts = partial(_ranked, descending=descending), partial(_ranked_parts, descending=descending)
+    return Function(make, _ORDERED, parts=parts)
 
 
 def _extreme(name: str, each: Aggregate, kinds: Sequence[T.DataType], *, greatest: bool) -> MadeAggregate:
@@ -212,10 +290,10 @@ def _extreme(name: str, each: Aggregate, kinds: Sequence[T.DataType], *, greates
     return _made(Extreme("max" if greatest else "min"), {name: kind}, kind)
 
 
-def _extreme_parts(inputs: Inputs, *, greatest: bool) -> Parts:
+def _extreme_parts(each: Aggregate, inputs: Inputs, *, greatest: bool) -> Parts:
     [(value, kind)] = inputs
     if not isinstance(kind, _COMPARED):
-        return None
+        return _ranked_parts(each, inputs, descending=greatest)
     if isinstance(kind, T.FloatType | T.DoubleType) and greatest:
         # NaN is the greatest number in Spark; here it is skipped as long as there is another number.
         return (AggregatePart(value, lambda parts: -F.min(-parts[0])),)
@@ -227,7 +305,11 @@ def _of_extreme(*, greatest: bool) -> Function:
     return Function(make, _ORDERED, parts=parts)
 
 
-# approx_distinct
+# count_distinct and approx_distinct
+
+
+def _different(name: str, each: Aggregate, kinds: Sequence[T.DataType]) -> MadeAggregate:
+    return _made(Different(), {name: T.ArrayType(kinds[0])}, _LONG)
 
 
 def _distinct(name: str, each: Aggregate, kinds: Sequence[T.DataType]) -> MadeAggregate:
@@ -258,6 +340,7 @@ FUNCTIONS: dict[str, Function] = {
     "top_k": _of_ranks(descending=True),
     "collect_first": _of_ranks(descending=False),
     "collect_last": _of_ranks(descending=True),
+    "count_distinct": Function(_different, _EXACT),
     "approx_distinct": Function(_distinct, _ANY, passed=_hashes),
 }
 """The functions by `Aggregate.function`."""

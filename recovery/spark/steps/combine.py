@@ -15,16 +15,19 @@ from recovery.errors import UnsupportedPlanError
 
 PLACE_NAME = "recovery_combine:"
 Combine: TypeAlias = Callable[[Sequence[Column]], Column]
-_declared: dict[str, Any] = {}
-"""Spark's aggregate plans, by the name of the placeholder function each one replaces."""
+_declared: dict[str, tuple[Any, Any]] = {}
+"""By the name of a placeholder function, the two plans that may replace it: Spark's aggregate, and a projection that
+gives each row the form of a combined one."""
 
 
 @dataclass(frozen=True)
 class AggregatePart:
-    """A part of an aggregate. row: its value for one row. combine: its value for many rows, from all parts' columns."""
+    """A part of an aggregate. row: what a single row contributes. combine: the part's value for many rows, from the
+    columns `row` of all parts of the aggregate. alone: its value for one row, from the same columns; None: `row`."""
 
     row: Column
     combine: Combine
+    alone: Combine | None = None
 
 
 def counted(value: Column | None = None) -> AggregatePart:
@@ -40,11 +43,19 @@ def combined(
     a key to one row."""
     named = [(name, part, of_one) for of_one in parts for name, part in zip(of_one, parts[of_one], strict=True)]
     rows = frame.select(*keys, *(part.row.alias(name) for name, part, _ in named))
-    types = {field.name: field.dataType for field in rows.schema}
-    together = [
-        part.combine([F.col(each) for each in of_one]).cast(types[name]).alias(name) for name, part, of_one in named
-    ]
     grouping = [F.col(f"`{name}`") for name in rows.columns[: len(keys)]]
+    columns = {name: F.col(name) for name, _, _ in named}
+    alone = rows.select(
+        *grouping,
+        *(
+            (columns[name] if part.alone is None else part.alone([columns[each] for each in of_one])).alias(name)
+            for name, part, of_one in named
+        ),
+    )
+    types = {field.name: field.dataType for field in alone.schema}
+    together = [
+        part.combine([columns[each] for each in of_one]).cast(types[name]).alias(name) for name, part, of_one in named
+    ]
     aggregate = rows.groupBy(*grouping).agg(*together)
 
     def place(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -55,5 +66,8 @@ def combined(
         )
 
     place.__name__ = f"{PLACE_NAME}{secrets.token_hex(8)}"
-    _declared[place.__name__] = aggregate._jdf.queryExecution().analyzed()
+    _declared[place.__name__] = (
+        aggregate._jdf.queryExecution().analyzed(),
+        alone._jdf.queryExecution().analyzed(),
+    )
     return rows.mapInArrow(place, aggregate.schema)

@@ -17,10 +17,13 @@ import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.MapInArrow;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.execution.FilterExec;
+import org.apache.spark.sql.execution.PlanLater;
 import org.apache.spark.sql.execution.ProjectExec;
 import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.SparkStrategy;
+import org.apache.spark.sql.execution.aggregate.BaseAggregateExec;
 import org.apache.spark.sql.execution.aggregate.HashAggregateExec;
+import org.apache.spark.sql.execution.aggregate.SortAggregateExec;
 import org.apache.spark.util.AccumulatorV2;
 import scala.Option;
 import scala.collection.immutable.Seq;
@@ -40,16 +43,19 @@ public class Combining extends SparkStrategy {
         this.aggregation = aggregation;
     }
 
-    /** Makes the function of this name stand for an aggregate, which has the function's columns. combines: whether to combine rows. */
-    public void declare(String name, LogicalPlan aggregate, boolean combines) {
-        places.put(name, new Place((Aggregate) aggregate, aggregation, combines));
+    /**
+     * Makes the function of this name stand for an aggregate, or for a projection that gives single rows the form of
+     * combined ones. Both have the function's columns. combines: whether to combine rows.
+     */
+    public void declare(String name, LogicalPlan aggregate, LogicalPlan single, boolean combines) {
+        places.put(name, new Place((Aggregate) aggregate, (Project) single, aggregation, combines));
     }
 
     /** Learns how far rows were combined in a micro-batch that this plan executed. */
     public void learn(SparkPlan plan) {
-        if (plan instanceof HashAggregateExec) {
+        if (plan instanceof BaseAggregateExec) {
             for (Iterator each = places.values().iterator(); each.hasNext();) {
-                ((Place) each.next()).learn((HashAggregateExec) plan);
+                ((Place) each.next()).learn(plan);
             }
         }
         for (int i = 0; i < plan.children().length(); i++) {
@@ -81,26 +87,32 @@ class Place {
     private static final long TELLING = 1000L;
 
     private final Aggregate aggregate;
+    private final Project single;
     private final SparkStrategy aggregation;
     private final boolean combines;
     private int pause;
 
-    Place(Aggregate aggregate, SparkStrategy aggregation, boolean combines) {
+    Place(Aggregate aggregate, Project single, SparkStrategy aggregation, boolean combines) {
         this.aggregate = aggregate;
+        this.single = single;
         this.aggregation = aggregation;
         this.combines = combines;
     }
 
     SparkPlan plan(MapInArrow place, PythonUDF function) {
-        // The optimiser gives attributes other ids, for instance when it removes a useless alias.
-        Project rows = new Project(renamed(function.children(), aggregate.child().output()), place.child());
-        List child = new ArrayList();
-        child.add(rows);
-        SparkPlan whole = (SparkPlan) aggregation.apply((LogicalPlan) aggregate.withNewChildren(seq(child))).head();
-        if (whole instanceof HashAggregateExec && combines && worthwhile()) {
-            return new ProjectExec(renamed(aggregate.output(), place.output()), combined((HashAggregateExec) whole));
+        if (combines && worthwhile()) {
+            List child = new ArrayList();
+            child.add(rows(place, function, aggregate));
+            Object whole = aggregation.apply((LogicalPlan) aggregate.withNewChildren(seq(child))).head();
+            return new ProjectExec(renamed(aggregate.output(), place.output()), combined((BaseAggregateExec) whole));
         }
-        return new ProjectExec(renamed(rows.output(), place.output()), leaf(whole));
+        return new ProjectExec(renamed(single.projectList(), place.output()), new PlanLater(rows(place, function, single)));
+    }
+
+    /** The rows of the function's child, with the attributes of a declared plan's child. */
+    private static Project rows(MapInArrow place, PythonUDF function, LogicalPlan declared) {
+        // The optimiser gives attributes other ids, for instance when it removes a useless alias.
+        return new Project(renamed(function.children(), ((LogicalPlan) declared.children().head()).output()), place.child());
     }
 
     private boolean worthwhile() {
@@ -111,9 +123,13 @@ class Place {
         return false;
     }
 
-    void learn(HashAggregateExec executed) {
-        if (executed.child() instanceof FilterExec && id(executed.output()).equals(id(aggregate.output()))) {
-            long before = rows(executed.child());
+    void learn(SparkPlan executed) {
+        if (id(executed.output()).equals(id(aggregate.output()))) {
+            SparkPlan input = (SparkPlan) executed.children().head();
+            while (!(input instanceof FilterExec)) {
+                input = (SparkPlan) input.children().head();
+            }
+            long before = rows(input);
             if (before >= TELLING && 4L * rows(executed) >= 3L * before) {
                 pause = PAUSE;
             }
@@ -130,30 +146,36 @@ class Place {
     }
 
     /** Aggregates each partition alone, made from the two steps between which Spark would have an exchange. */
-    private SparkPlan combined(HashAggregateExec last) {
-        HashAggregateExec first = (HashAggregateExec) last.child();
-        List complete = new ArrayList();
+    private static SparkPlan combined(BaseAggregateExec last) {
+        BaseAggregateExec first = (BaseAggregateExec) last.child();
+        List functions = new ArrayList();
         for (int i = 0; i < first.aggregateExpressions().length(); i++) {
             AggregateExpression each = (AggregateExpression) first.aggregateExpressions().apply(i);
-            complete.add(each.copy(each.aggregateFunction(), Complete$.MODULE$, each.isDistinct(), each.filter(), each.resultId()));
+            functions.add(each.copy(each.aggregateFunction(), Complete$.MODULE$, each.isDistinct(), each.filter(), each.resultId()));
         }
+        Seq complete = seq(functions);
         // A filter that drops nothing: it counts the rows that pass.
-        FilterExec input = new FilterExec(Literal.TrueLiteral(), first.child());
-        return new HashAggregateExec(
-            Option.empty(), false, Option.empty(), first.groupingExpressions(), seq(complete), last.aggregateAttributes(),
+        FilterExec input = new FilterExec(Literal.TrueLiteral(), (SparkPlan) first.child());
+        if (last instanceof HashAggregateExec) {
+            return new HashAggregateExec(
+                Option.empty(), false, Option.empty(), first.groupingExpressions(), complete, last.aggregateAttributes(),
+                0, last.resultExpressions(), input);
+        }
+        // Spark sorts the rows before, in memory that it bounds.
+        return new SortAggregateExec(
+            Option.empty(), false, Option.empty(), first.groupingExpressions(), complete, last.aggregateAttributes(),
             0, last.resultExpressions(), input);
     }
 
-    private static SparkPlan leaf(SparkPlan plan) {
-        return plan.children().isEmpty() ? plan : leaf((SparkPlan) plan.children().head());
-    }
-
+    /** The expressions under the names and ids of some attributes. */
     private static Seq renamed(Seq from, Seq to) {
         List aliases = new ArrayList();
         for (int i = 0; i < from.length(); i++) {
             Attribute as = (Attribute) to.apply(i);
+            Object each = from.apply(i);
             aliases.add(new Alias(
-                (Expression) from.apply(i), as.name(), as.exprId(), seq(new ArrayList()), Option.empty(), seq(new ArrayList())));
+                (Expression) (each instanceof Alias ? ((Alias) each).child() : each), as.name(), as.exprId(),
+                seq(new ArrayList()), Option.empty(), seq(new ArrayList())));
         }
         return seq(aliases);
     }

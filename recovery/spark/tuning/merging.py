@@ -154,7 +154,7 @@ class Merging:
         rows = plan.child()
         while (name := rows.nodeName()) == "Project" or _is_transparent(name):
             rows = rows.child()
-        return _AggregateNodes(step, path, rows) if name == "Exchange" else None
+        return _AggregateNodes(step, path, rows) if name == "Exchange" and _gives_all(rows, step) else None
 
     def _node_to_collect(self, exchange: Any, query: Any, collector: Collector) -> Any:
         """The node of the plan whose rows the driver takes; None if it takes none."""
@@ -174,9 +174,21 @@ class Merging:
 
 def _placed(step: StepDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:
     """Rows of all partitions from before the exchange, with the columns that a task sees behind it."""
-    names = [*step.columns] if step.key_in_place else [*step.columns, KEY]
+    names = _taken(step)
     everywhere = pc.bit_wise_or(rows.column(step.hash_column), EVERYWHERE << HASH_BITS)
     return pa.RecordBatch.from_arrays([*map(rows.column, names), everywhere], [*names, ROUTE])
+
+
+def _taken(step: StepDefinition) -> list[str]:
+    """The columns of the step's input that a task needs besides the hash."""
+    return [*step.columns] if step.key_in_place else [*step.columns, KEY]
+
+
+def _gives_all(exchange: Any, step: StepDefinition) -> bool:
+    """Whether the exchange has all columns of the step's input: Spark adds constant ones only behind the exchange."""
+    output = exchange.output()
+    names = {output.apply(place).name() for place in range(output.length())}
+    return names.issuperset([*_taken(step), step.hash_column])
 
 
 def _is_transparent(name: str) -> bool:
