@@ -74,7 +74,8 @@ def all_of_started(processes):
 
 
 def test_killed_at_any_system_call(store_dir):
-    """SIGKILL while a value is written leaves the old one or the new one, and a sound file."""
+    """SIGKILL at any call that changes files while a value is written leaves the old one or the new one, and a sound
+    file."""
     code = """
 import shutil, sys
 from pathlib import Path
@@ -88,7 +89,7 @@ def write():
 number, found = 1, set()
 while True:
     shutil.copytree(origin, directory)
-    killed = killed_at(write, number)
+    killed = killed_at(write, number, changes=True)
     value = StateManager(directory).process_state("n", "x").get()
     assert value in ("old", "new"), (number, value)
     assert problems(directory) == [], number
@@ -104,7 +105,7 @@ print(number, sorted(found))
     assert done.returncode == 0, done.stderr
     number, found = done.stdout.split(maxsplit=1)
     print("system calls tried", number)
-    assert int(number) > 50
+    assert int(number) > 20
     assert found == "['new', 'old']\n"
 
 

@@ -19,6 +19,7 @@ from tests.backup.standby.support import assert_follows, followed, newest_state
 from tests.backup.support import back_up
 from tests.backup.test_faults import FailingTarget, one_at_a_time  # noqa: F401
 from tests.backup.test_incremental_faults import change
+from tests.shares import steps, strided
 from tests.stores import run_python
 
 
@@ -50,13 +51,14 @@ def prepared(store: Path, root: Path, kind: str) -> tuple[Path, Path]:
         ),
     ],
 )
+@strided(3)
 @pytest.mark.usefixtures("one_at_a_time")
-def test_cut_off_at_any_read(store, tmp_path, monkeypatch, kind, lasting):
+def test_cut_off_at_any_read(store, tmp_path, monkeypatch, kind, lasting, every):
     """At every operation of the place until one is left untouched: what was there stays, and the next look goes on."""
     monkeypatch.setattr(follow, "AT_ONCE", 1)
     place, first = prepared(store, tmp_path, kind)
     before = newest_state(first) if kind != "new" else None
-    for k in itertools.count(1):
+    for k in steps(every):
         standby = tmp_path / "killed"
         if first.exists():
             shutil.copytree(first, standby)
