@@ -23,8 +23,9 @@ from recovery.operational.backends.retry import RetryPolicy
 from recovery.storage.sqlite.file.opening import open_partition
 from recovery.storage.sqlite.file.tables import MIGRATIONS, SCHEMA_VERSION
 from recovery.storage.verify import PartitionCheck
+from tests.forks import run_code
 from tests.operational.support import IMPATIENT, all_of, background, forked, part_0
-from tests.stores import Driver, alter, problems, query, run_python, state_at
+from tests.stores import Driver, alter, problems, query, state_at
 
 PROCESSES = 8
 UPDATES = 20
@@ -101,7 +102,7 @@ while True:
     number += 1
 print(number, sorted(found))
 """
-    done = run_python(code, store_dir, timeout_s=300)
+    done = run_code(code, store_dir, timeout_s=300)
     assert done.returncode == 0, done.stderr
     number, found = done.stdout.split(maxsplit=1)
     print("system calls tried", number)

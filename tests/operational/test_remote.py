@@ -32,10 +32,10 @@ from recovery.operational.backends.retry import RetryPolicy
 from recovery.places.directory import DirectoryDocuments
 from recovery.places.protocol import Conflict
 from tests.faults.minirun import wait_until_frozen
+from tests.forks import run_code
 from tests.operational.emulators import store
 from tests.operational.support import HOUR_MS, IMPATIENT, HandClock, SetClock, StoppableClock, all_of, background
 from tests.shares import first, some
-from tests.stores import run_python
 
 KINDS = ["file", "s3", "azure", "gs"]
 # Processes, updates and acquisitions of each; RECOVERY_TEST_CONTENTION=full takes as many everywhere.
@@ -139,7 +139,7 @@ for used in (False, True):
 def test_a_forked_process_uses_it_or_is_refused_immediately(place, stores):
     """Of buckets, the client does not work in a process that was forked after its parent had used it: the error says
     how to start such processes."""
-    done = run_python(FORKED, place())
+    done = run_code(FORKED, place())
     assert done.returncode == 0, done.stderr
     before, after = done.stdout.strip().split("\n", 1)
     assert before == "False written"
@@ -427,7 +427,7 @@ while True:
     number += 1
 print(number, sorted(found))
 """
-    done = run_python(code, tmp_path / "state", timeout_s=120)
+    done = run_code(code, tmp_path / "state", timeout_s=120)
     assert done.returncode == 0, done.stderr
     number, found = done.stdout.split(maxsplit=1)
     print("system calls tried", number)
