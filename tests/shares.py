@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -45,3 +46,18 @@ def one_in(share: int, *parameters: Iterable[object]) -> list[object]:
 def seeds(count: int) -> list[object]:
     """Seeds for `parametrize`: the first runs always, the others are long; RECOVERY_TEST_SEEDS bounds their number."""
     return some(range(min(count, int(os.environ.get("RECOVERY_TEST_SEEDS", count)))), 0)
+
+
+def strided(every: int) -> pytest.MarkDecorator:
+    """A parameter `every` for a test of numbered steps: one step in so many runs always, all of them among the long
+    tests."""
+    return pytest.mark.parametrize("every", some([every, 1], every), ids=["some", "all"])
+
+
+def steps(every: int) -> Iterator[int]:
+    """The numbers of the steps, from 1; of several, one in `every` from a random one on, which RECOVERY_TEST_SEED
+    replays."""
+    seed = int(os.environ.get("RECOVERY_TEST_SEED", random.randrange(10**6)))
+    if every > 1:
+        print(f"replay with RECOVERY_TEST_SEED={seed}")
+    return itertools.count(1 + seed % every, every)

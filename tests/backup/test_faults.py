@@ -24,7 +24,7 @@ from recovery.places.directory import DirectoryPlace
 from recovery.places.protocol import PlaceEntry
 from recovery.planning.backups import KeepRule, parse_keep
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
-from tests.shares import some
+from tests.shares import some, steps, strided
 from tests.stores import ROOT, alter, paths_of
 
 NOW_MS = 4_000_000_000_000
@@ -106,9 +106,10 @@ def one_at_a_time(monkeypatch):
         monkeypatch.setattr(name, 1)
 
 
+@strided(4)
 @pytest.mark.parametrize("lasting", some([False, True], False), ids=["once", "lasting"])
 @pytest.mark.usefixtures("one_at_a_time")
-def test_a_backup_cut_off_at_any_step_counts_whole_or_not_at_all(store, tmp_path, lasting):
+def test_a_backup_cut_off_at_any_step_counts_whole_or_not_at_all(store, tmp_path, lasting, every):
     """At every operation until one is left untouched: the backup is there and restores, or the one before does."""
     first = DirectoryPlace(tmp_path / "first")
     back_up(store, first)
@@ -116,7 +117,7 @@ def test_a_backup_cut_off_at_any_step_counts_whole_or_not_at_all(store, tmp_path
     work(store, 1)
     after = states(store)
     counted = 0
-    for k in itertools.count(1):
+    for k in steps(every):
         root = Path(shutil.copytree(first.root, tmp_path / f"dest-{k}"))
         target = FailingTarget(DirectoryPlace(root), k, lasting)
         try:
@@ -141,7 +142,7 @@ def test_a_backup_cut_off_at_any_step_counts_whole_or_not_at_all(store, tmp_path
         assert states(tmp_path / "new") == after
         shutil.rmtree(tmp_path / "new")
     assert k > 15
-    assert counted > 0
+    assert counted > 0 or every > 1
 
 
 def pruned_with_failures(first: Path, root: Path, lasting: bool) -> Iterator[Path]:
@@ -421,14 +422,15 @@ class _FailingFile:
     [pytest.param(False, errno.EIO, marks=pytest.mark.long), (True, errno.ENOSPC)],
     ids=["an I/O error once", "a disk that stays full"],
 )
+@strided(5)  # odd, for the numbers choose between two directories
 @pytest.mark.usefixtures("one_at_a_time")
-def test_a_restore_that_fails_at_any_operation_leaves_nothing(store, tmp_path, monkeypatch, lasting, code):
+def test_a_restore_that_fails_at_any_operation_leaves_nothing(store, tmp_path, monkeypatch, lasting, code, every):
     """At every operation on the disk until one is left untouched: a typed error, and the directory is as before."""
     back_up(store, tmp_path / "dest")
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "notes.txt").write_text("mine")
     expected = {e: s for e, s in states(store).items() if e <= 2}
-    for k in itertools.count(1):
+    for k in steps(every):
         target = tmp_path / ("here" if k % 2 else "new") / "."
         with monkeypatch.context() as patches:
             disk = FullDisk(patches, k, lasting, code)

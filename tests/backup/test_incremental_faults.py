@@ -18,7 +18,7 @@ from recovery.planning.backups import KeepRule
 from tests.backup.support import assert_sound, back_up, bring_back, in_memory, states
 from tests.backup.test_faults import NOW_MS, FailingTarget, Interleaved, one_at_a_time, pruned_with_failures  # noqa: F401
 from tests.backup.test_incremental import fill
-from tests.shares import first, some
+from tests.shares import first, some, steps, strided
 from tests.stores import Driver, state_at
 
 
@@ -63,15 +63,16 @@ def objects(manifest) -> set[str]:
     ("links", "lasting"),
     [(2, True), *(pytest.param(*each, marks=pytest.mark.long) for each in [(2, False), (1, True), (1, False)])],
 )
+@strided(4)
 @pytest.mark.usefixtures("one_at_a_time")
-def test_a_link_cut_off_at_any_step_counts_whole_or_not_at_all(store, tmp_path, links, lasting):
+def test_a_link_cut_off_at_any_step_counts_whole_or_not_at_all(store, tmp_path, links, lasting, every):
     """Also while changes files are merged: the backup is there and restores, or the one before does."""
     first = tmp_path / "first"
     chain(store, first, links)
     before = states(store)
     change(store)
     after = states(store)
-    for k in itertools.count(1):
+    for k in steps(every):
         root = Path(shutil.copytree(first, tmp_path / "dest"))
         target = FailingTarget(DirectoryPlace(root), k, lasting)
         try:

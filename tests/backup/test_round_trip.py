@@ -40,7 +40,8 @@ from recovery.storage.sqlite.describe import describe
 from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.verify import PartitionCheck
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
-from tests.stores import Driver, alter, paths_of, run_python
+from tests.forks import run_code
+from tests.stores import Driver, alter, paths_of
 
 
 def files(directory: Path) -> dict[str, str]:
@@ -367,7 +368,7 @@ try:
 except BackupTargetError as error:
     print("refused")
 """
-            result = run_python(code, public / "dest")
+            result = run_code(code, public / "dest")
             assert (result.stdout, result.stderr) == ("refused\n", "")
             assert len(DirectoryPlace(public / "dest").entries(OBJECTS)) == 3
         finally:

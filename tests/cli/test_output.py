@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from recovery.cli import SECTIONS, main
+from tests.forks import run
 from tests.stores import Driver
 
 FULL = Path("/dev/full")
@@ -30,9 +31,7 @@ def ran(store_dir) -> Path:
 
 def recovery(*words: object, **options) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own."""
-    command = [sys.executable, "-m", "recovery", *map(str, words)]
-    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    done = subprocess.run(command, text=True, timeout=60, check=False, **given)
+    done = run(["-m", "recovery", *words], **options)
     assert "Traceback" not in (done.stderr or "")
     assert "Exception ignored" not in (done.stderr or "")
     return done

@@ -17,6 +17,7 @@ import time
 import pytest
 
 from recovery.cli.status_line import StatusLine
+from tests.forks import Forked, run
 from tests.stores import Driver
 
 SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -28,9 +29,7 @@ def at_terminal(command, *, columns=80, **environment):
     main, other = pty.openpty()
     fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     base = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    process = subprocess.Popen(
-        command, stdin=other, stdout=other, stderr=other, env={**base, "TERM": "xterm", **environment}
-    )  # fmt: skip
+    process = Forked(command, stdin=other, stdout=other, stderr=other, env={**base, "TERM": "xterm", **environment})
     os.close(other)
     written, end_s = b"", time.monotonic() + SECONDS
     while time.monotonic() < end_s:
@@ -48,7 +47,7 @@ def at_terminal(command, *, columns=80, **environment):
 
 
 def recovery(*words, **options):
-    return at_terminal([sys.executable, "-m", "recovery", *map(str, words)], **options)
+    return at_terminal(["-m", "recovery", *words], **options)
 
 
 @pytest.fixture
@@ -74,10 +73,9 @@ def test_colours_in_a_pipe(ran):
 
     def piped(*words, **environment):
         base = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
-        return subprocess.run(
-            [sys.executable, "-m", "recovery", *map(str, words)], capture_output=True, text=True, timeout=SECONDS,
-            check=True, env={**base, **environment},
-        ).stdout  # fmt: skip
+        done = run(["-m", "recovery", *words], timeout_s=SECONDS, env={**base, **environment})
+        assert done.returncode == 0
+        return done.stdout
 
     assert "\x1b" not in piped("status", ran)
     assert "\x1b" not in piped("status", ran, FORCE_COLOR="0")
@@ -122,7 +120,7 @@ print("done")
 )
 def test_lines_that_are_redrawn(kind, said):
     """They move the cursor of a terminal only, and none with NO_COLOR or TERM=dumb: those get what a file gets."""
-    command = [sys.executable, "-c", PROGRESS, kind]
+    command = ["-c", PROGRESS, kind]
     live = at_terminal(command)
     assert "\x1b[K" in live
     for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from recovery.host.scratch import MARK, scratch_directory
 from tests.backup.support import work
-from tests.stores import run_python
+from tests.forks import run_code
 
 
 def left(root: Path) -> set[str]:
@@ -45,7 +45,7 @@ def test_what_a_killed_backup_left_goes_with_the_next(make_store, tmp_path):
     )
     environ = {**os.environ, "TMPDIR": str(scratch)}
     for _ in range(2):
-        killed = run_python(code, directory, tmp_path / "backups", env=environ)
+        killed = run_code(code, directory, tmp_path / "backups", env=environ)
         assert killed.returncode == -signal.SIGKILL
         assert [path.name.startswith("recovery-backup-") for path in scratch.iterdir()] == [True]
     (scratch / "recovery-drill-x").mkdir()
@@ -54,7 +54,7 @@ def test_what_a_killed_backup_left_goes_with_the_next(make_store, tmp_path):
     (scratch / "recovery-backup-elsewhere" / MARK).write_text("another host")
     (scratch / "recovery-backup-file").touch()
     (scratch / "recovery-backup-of-words").mkdir()
-    done = run_python("from recovery.cli import main; main()", "backup", directory, tmp_path / "backups", env=environ)
+    done = run_code("from recovery.cli import main; main()", "backup", directory, tmp_path / "backups", env=environ)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in scratch.iterdir()} == {
         "recovery-drill-x", "recovery-backup-elsewhere", "recovery-backup-file", "recovery-backup-of-words",

@@ -14,8 +14,9 @@ import pytest
 from recovery.host.signals import STOPPING
 from recovery.spark.jvm.launch import _Starting
 from recovery.spark.jvm.session import _for_python
+from tests.forks import run_code
 from tests.namespaces import as_process_1, process_1
-from tests.stores import ROOT, run_python
+from tests.stores import ROOT
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 SLOW = """
@@ -83,7 +84,7 @@ main(["wait"])
 @pytest.mark.parametrize("number", STOPPING)
 def test_a_command_cleans_up(number):
     """It ends with the signal's code, after its drafts and its processes are gone."""
-    done = run_python(COMMAND, int(number))
+    done = run_code(COMMAND, int(number))
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "cleaned up\n", "")
 
 
@@ -156,7 +157,7 @@ with acting(end_now):
 
 def test_a_signal_that_another_thread_gets_is_acted_on():
     """While the main thread waits without end, as for a node of a pipeline."""
-    done = run_python(ACTING)
+    done = run_code(ACTING)
     assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
 
 
@@ -185,7 +186,7 @@ def test_a_long_call_does_not_keep_a_command(twice):
 
 def test_under_nohup_a_closed_terminal_ends_nothing():
     """What was ignored when the command began stays ignored."""
-    done = run_python("""
+    done = run_code("""
 import os, signal
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 from recovery.host.signals import acting, end_now, handle
@@ -215,7 +216,7 @@ print("ends in order", flush=True)
 def test_a_command_that_finishes_something_first_says_so():
     """And a second signal does not wait for it."""
     said = "stopping: waiting for the backup under way …; Ctrl-C again ends immediately\n"
-    once, twice = run_python(ANSWERED, "once"), run_python(ANSWERED, "twice")
+    once, twice = run_code(ANSWERED, "once"), run_code(ANSWERED, "twice")
     assert (once.returncode, once.stdout, once.stderr) == (0, "goes on\nends in order\n", said)
     assert (twice.returncode, twice.stdout, twice.stderr) == (143, "goes on\n", said)
 

@@ -39,8 +39,9 @@ from recovery.importing.positions import is_position, offset_of, their_input
 from recovery.storage.snapshot import snapshot_at
 from recovery.values.keys import encode_key
 from tests import others
+from tests.forks import run_code
 from tests.importing.theirs import COUNT, LINES, Theirs, run, word_count
-from tests.stores import ROOT, problems, run_python
+from tests.stores import ROOT, problems
 
 STATES = {"one": 2, "two": 1, "three": 1}
 SINK = "words.out"
@@ -345,7 +346,7 @@ print(number, there)
 
 
 def kills(stride, twice):
-    done = run_python(KILLS, stride, twice, timeout_s=3000)
+    done = run_code(KILLS, stride, twice, timeout_s=3000)
     assert done.returncode == 0, done.stderr
     print("system calls, stride, whole after the kill:", done.stdout, stride)
     return int(done.stdout.split()[0])

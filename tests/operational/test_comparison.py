@@ -43,7 +43,7 @@ def run_diff(*words, code):
     return done.output
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10**9), counts=st.tuples(st.integers(1, 3), st.integers(1, 3)))
 def test_differences_are_those_of_a_model(store_maker, seed, counts):
     """Of directories with any numbers of partitions, and of one directory at any two epochs."""

@@ -32,10 +32,10 @@ from recovery.operational.backends.retry import RetryPolicy
 from recovery.places.directory import DirectoryDocuments
 from recovery.places.protocol import Conflict
 from tests.faults.minirun import wait_until_frozen
+from tests.forks import run_code
 from tests.operational.emulators import store
 from tests.operational.support import HOUR_MS, IMPATIENT, HandClock, SetClock, StoppableClock, all_of, background
 from tests.shares import first, some
-from tests.stores import run_python
 
 KINDS = ["file", "s3", "azure", "gs"]
 # Processes, updates and acquisitions of each; RECOVERY_TEST_CONTENTION=full takes as many everywhere.
@@ -139,7 +139,7 @@ for used in (False, True):
 def test_a_forked_process_uses_it_or_is_refused_immediately(place, stores):
     """Of buckets, the client does not work in a process that was forked after its parent had used it: the error says
     how to start such processes."""
-    done = run_python(FORKED, place())
+    done = run_code(FORKED, place())
     assert done.returncode == 0, done.stderr
     before, after = done.stdout.strip().split("\n", 1)
     assert before == "False written"
@@ -399,7 +399,8 @@ def test_a_document_in_anothers_place_is_an_error(files):
 
 
 def test_killed_at_any_system_call(tmp_path):
-    """SIGKILL while a file is written leaves the old value or the new one, and nothing in the way of the next write."""
+    """SIGKILL while a file is written, at any call that changes files, leaves the old value or the new one, and nothing
+    in the way of the next write."""
     code = """
 import shutil, sys
 from pathlib import Path
@@ -413,7 +414,7 @@ def write(value="new"):
 number, found = 1, set()
 while True:
     shutil.copytree(origin, directory)
-    killed = killed_at(write, number)
+    killed = killed_at(write, number, changes=True)
     value = StateManager(f"file://{directory}").process_state("n", "x").get()
     assert value in ("old", "new"), (number, value)
     found.add(value)
@@ -426,11 +427,11 @@ while True:
     number += 1
 print(number, sorted(found))
 """
-    done = run_python(code, tmp_path / "state", timeout_s=120)
+    done = run_code(code, tmp_path / "state", timeout_s=120)
     assert done.returncode == 0, done.stderr
     number, found = done.stdout.split(maxsplit=1)
     print("system calls tried", number)
-    assert int(number) > 15
+    assert int(number) > 8
     assert found == "['new', 'old']\n"
 
 

@@ -23,8 +23,9 @@ from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.operational.backends.backend import DirectoryBackend
 from recovery.operational.scopes import remove_expired
+from tests.forks import run_code
 from tests.operational.support import HOUR_MS, SetClock
-from tests.stores import problems, run_python
+from tests.stores import problems
 
 
 @pytest.fixture
@@ -119,8 +120,8 @@ if not state.exists:
     import os; os._exit(9)
 print(state.get())
 """
-    assert run_python(code, store_dir).returncode == 9
-    assert run_python(code, store_dir).stdout == "{'job': 42}\n"
+    assert run_code(code, store_dir).returncode == 9
+    assert run_code(code, store_dir).stdout == "{'job': 42}\n"
 
 
 def test_scopes_are_apart(state):

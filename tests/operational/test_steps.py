@@ -40,8 +40,9 @@ from recovery.storage.snapshot import snapshot_at
 from recovery.storage.sqlite.store import FilePartitions
 from recovery.storage.store import Store
 from recovery.values.declaration import Declaration
+from tests.forks import run_code
 from tests.operational.support import background
-from tests.stores import STEP, Driver, alter, paths_of, problems, run_python, state_at, window
+from tests.stores import STEP, Driver, alter, paths_of, problems, state_at, window
 
 KEYS = ["a", "b", "c", "b/c", "*", "..", "'\"", "🙂", "k" * 10_000]
 
@@ -414,12 +415,12 @@ edit_states(Store(Path(sys.argv[1])), "set", lambda _: changes, clock=SystemCloc
               "close.2.committed:2", "close.3", "close.4"]  # fmt: skip
     for number, point in enumerate(points):
         before = at(ran, None)
-        done = run_python(code, ran, str(number), env={"RECOVERY_CRASH_AT": point})
+        done = run_code(code, ran, str(number), env={"RECOVERY_CRASH_AT": point})
         assert done.returncode == -signal.SIGKILL, point
         found = at(ran, None)
         assert found in (before, dict.fromkeys("abcdef", (str(number), None))), point
         assert problems(ran) == [] or point.startswith("close.2"), point
-    assert run_python(code, ran, "99").returncode == 0
+    assert run_code(code, ran, "99").returncode == 0
     assert at(ran, None) == dict.fromkeys("abcdef", ("99", None))
     assert problems(ran) == []
     assert [run.status for run in StateManager(ran).list_runs(limit=2)] == ["succeeded", "dead"]

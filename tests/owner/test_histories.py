@@ -29,7 +29,7 @@ def played(store_maker, root: Path, seeds: range, kind: type[H] = History) -> li
 
 def test_a_few_histories(store_maker, tmp_path):
     """Owners and drivers are killed at steps and at any moment, files are copied and moved, runs go back."""
-    histories = played(store_maker, tmp_path, range(2, 5))
+    histories = played(store_maker, tmp_path, range(3, 5))
     assert sum(each.kills for each in histories) > 1, "kills must hit"
 
 

@@ -468,7 +468,7 @@ def test_the_commands_as_users_give_them(places, monkeypatch):
         (["balance", "--weights", "h1:1=2,h1:1=0", *named(places)], 2, "h1:1 has two weights"),
         (["move", "1", "--to", "127.0.0.1:1", *named(places)], 47, "127.0.0.1:1 was not reached"),
     ):
-        monkeypatch.setattr("recovery.cli.owners.LOOK_S", 0.5)
+        monkeypatch.setattr("recovery.cli.moves.LOOK_S", 0.5)
         refusal = invoked("owners", *words)
         assert refusal.returncode == code, refusal.stderr
         assert text in refusal.stderr

@@ -53,9 +53,10 @@ from recovery.storage.scan import scan
 from recovery.storage.sqlite.transfer.draft_partition import DraftPartition
 from recovery.storage.staged import REPLACED
 from recovery.values.keys import home_of
+from tests.forks import run_code
 from tests.shares import first, some
 from tests.storage.test_model import STEPS, Histories
-from tests.stores import ROOT, STEP, Driver, alter, paths_of, problems, query, run_python, state_at, window
+from tests.stores import ROOT, STEP, Driver, alter, paths_of, problems, query, state_at, window
 
 
 def filled(directory: Path, epochs: int = 4, *, logged: bool = False) -> Path:
@@ -503,7 +504,7 @@ def test_killed_at_any_file_operation(make_store, where, stride, twice):
     seed = int(os.environ.get("RECOVERY_TEST_SEED", random.randrange(10**6)))
     first = 1 + seed % stride
     print(f"replay with RECOVERY_TEST_SEED={seed}")
-    done = run_python(KILLS, source, where, first, stride, twice, timeout_s=3000)
+    done = run_code(KILLS, source, where, first, stride, twice, timeout_s=3000)
     assert done.returncode == 0, done.stderr
     tried, last = map(int, done.stdout.split())
     print(f"killed at {tried} of {last} system calls that change files")

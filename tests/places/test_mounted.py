@@ -36,9 +36,9 @@ def store(make_store) -> Path:
 
 @pytest.fixture
 def hanging(tmp_path, monkeypatch) -> Iterator[Callable[[], None]]:
-    """The disk of `tmp_path / "dest"` answers to nothing, and a call may be silent for 0.3 s, until this is called."""
+    """The disk of `tmp_path / "dest"` answers to nothing, and a call may be silent for 0.05 s, until this is called."""
     back, place = threading.Event(), f"{tmp_path / 'dest'}"
-    monkeypatch.setattr(mounted, "SILENT_S", 0.3)
+    monkeypatch.setattr(mounted, "SILENT_S", 0.05)
     for name in ("mkdir", "open", "scandir", "stat", "unlink"):
         original = getattr(os, name)
 

@@ -22,7 +22,8 @@ from recovery.storage.sqlite.epoch_log import CHUNK_ROWS, FIRST_ROWS
 from recovery.storage.sqlite.file.opening import open_partition
 from recovery.storage.sqlite.rewind import rewind
 from recovery.storage.verify import PartitionCheck
-from tests.stores import ROOT, STEP, Driver, alter, content, paths_of, problems, query, run_python, state_at, window
+from tests.forks import run_code
+from tests.stores import ROOT, STEP, Driver, alter, content, paths_of, problems, query, state_at, window
 
 ODD_KEYS = {"": "0", "Ω": '"\\u0000"', "\x1f[\"'": "null", "😀": '{"a":[1,"\\"\x7f"]}'}
 
@@ -311,7 +312,7 @@ def test_another_process_may_write_between_sealing_and_logging(store_dir):
     with Driver(store_dir) as run:
         run.apply(0, {"a": "0"})
         run.store.seal(run.lease, 0, apart=False)
-        done = run_python(code, store_dir)
+        done = run_code(code, store_dir)
         assert done.returncode == 0, done.stderr
         run.close(0, logged=True)
         assert found(store_dir) == {"a": "0"}
@@ -403,7 +404,7 @@ def test_gc_leaves_a_damaged_log(killed):
 def test_gc_killed_while_it_folds(killed, point):
     """A partition is folded or not; nothing is lost, and the next one goes on."""
     code = "import sys; from recovery.cli import main; main(['gc', sys.argv[1]])"
-    done = run_python(code, killed, env={"RECOVERY_CRASH_AT": point})
+    done = run_code(code, killed, env={"RECOVERY_CRASH_AT": point})
     assert done.returncode == -signal.SIGKILL
     assert problems(killed) == []
     assert found(killed) == {"a": "2", "c": "1"}

@@ -32,7 +32,8 @@ from recovery.storage.restored import end_restored
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.file.tables import APPLICATION_ID, SCHEMA_VERSION
 from tests.backup.support import is_marked
-from tests.stores import ROOT, Driver, problems, run_python, state_at
+from tests.forks import run_code
+from tests.stores import ROOT, Driver, problems, state_at
 
 
 def names(directory: Path) -> list[str]:
@@ -86,7 +87,7 @@ print(json.dumps([
     [list(r) for r in c.execute("SELECT part_index, commit_epoch FROM commits")],
 ]))
 """
-    result = run_python(code, path)
+    result = run_code(code, path)
     assert result.returncode == 0, result.stderr
     tables = [[name, 1] for name in (
         "beginning", "changes", "commits", "epochs", "exs", "logged", "measures", "parts", "sizes", "snaps", "states",
@@ -255,7 +256,7 @@ except StorageError as error:
     codes = []
     for blocks in (0, 1, 2, 5, 9, 12, 40):
         directory = tmp_path / f"db-{blocks}"
-        result = run_python(code, directory, blocks * 4096)
+        result = run_code(code, directory, blocks * 4096)
         assert result.returncode in (0, 12), result.stderr
         codes.append(result.returncode)
         if result.returncode:
@@ -286,7 +287,7 @@ except StorageError as error:
     sys.exit(12)
 """
         for path in (directory, directory / "below"):
-            result = run_python(code, path)
+            result = run_code(code, path)
             assert (result.returncode, result.stdout.strip()) == (12, str(path)), result.stderr
         directory.chmod(0o755)
         assert names(directory) == []
@@ -321,7 +322,7 @@ def test_an_attempt_that_was_killed_is_cleared_by_the_next(tmp_path):
     outcomes = []
     for visit in range(1, 100):
         directory = tmp_path / f"db-{visit}"
-        result = run_python(KILLED, directory, visit)
+        result = run_code(KILLED, directory, visit)
         if result.stdout.strip() == "done":
             break
         assert result.returncode == -signal.SIGKILL, result.stderr
@@ -358,7 +359,7 @@ def test_what_a_killed_attempt_left_is_cleared_without_another_one(tmp_path, pla
 def test_leftovers_of_a_killed_init_never_cost_a_partition_that_was_used(tmp_path):
     """A run may begin on partitions whose init was killed at its very end; a later init by mistake removes nothing."""
     directory = tmp_path / "db"
-    result = run_python(KILLED, directory, 11)
+    result = run_code(KILLED, directory, 11)
     assert result.returncode == -signal.SIGKILL
     assert any(name.startswith(".init-") for name in names(directory))
     with Driver(directory) as run:
@@ -375,7 +376,7 @@ def test_leftovers_of_a_killed_init_never_cost_a_partition_that_was_used(tmp_pat
 def test_facts_that_were_accepted_are_never_cleared_away(tmp_path, visit):
     """Operational state is in part-0: it can be written only when that init had done its work."""
     directory = tmp_path / "db"
-    assert run_python(KILLED, directory, visit).returncode == -signal.SIGKILL
+    assert run_code(KILLED, directory, visit).returncode == -signal.SIGKILL
     with contextlib.suppress(MissingPartitionsError, NoPartitionsError):
         StateManager(directory).set_hwm("orders", 5)
         with pytest.raises(AlreadyInitializedError):

@@ -73,6 +73,12 @@ def test_those_of_a_run_wait(store_dir):
             task.release()
 
 
+def makes_a_connection(call: ast.Call) -> bool:
+    """Whether a call is one of a library of SQLite that opens a file."""
+    named = isinstance(call.func, ast.Attribute) and call.func.attr in ("Connection", "connect")
+    return named and ast.unparse(call.func).endswith(("apsw.Connection", "sqlite3.connect"))
+
+
 def test_connections_are_made_in_one_place():
     """Whatever opens a partition elsewhere would not wait, or not check what it opens."""
     for path in PACKAGE.rglob("*.py"):
@@ -80,6 +86,6 @@ def test_connections_are_made_in_one_place():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr == "set_busy_timeout":
                 assert name in OWN_TIMEOUT | {"storage/sqlite/file/connections.py"}, f"{name}:{node.lineno}"
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("apsw.Connection", "sqlite3.connect")):
+            if isinstance(node, ast.Call) and makes_a_connection(node):
                 in_memory = ast.unparse(node.args[0]) == "':memory:'"
                 assert name == "storage/sqlite/file/connections.py" or in_memory, f"{name}:{node.lineno}"

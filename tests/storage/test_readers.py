@@ -12,6 +12,7 @@ import pytest
 from recovery import CorruptPartitionError, EpochNotHeldError
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.errors import OwnerUnreachableError, StorageError
+from recovery.storage import owner_reader
 from recovery.storage.hydration import hydrating
 from recovery.storage.owner_reader import CHUNK_BYTES, OwnerReader, in_chunks
 from recovery.storage.seam import KeyToErase
@@ -22,7 +23,9 @@ from tests.shares import some
 from tests.stores import Driver, SpreadDirectory, alter, state_at, window
 
 STEPS = ("count", "other")
-LARGE = "x" * (CHUNK_BYTES + 1)
+SMALL_CHUNK_BYTES = 1 << 14
+"""What owners send together in these tests."""
+LARGE = "x" * (SMALL_CHUNK_BYTES + 1)
 SOME = ["k0", "", "🙂", "larger"]
 KEYS = [*SOME, *(f"k{number}" for number in range(1, 20)), "key with spaces", "large"]
 LAZY = "files that are still being fetched"
@@ -54,8 +57,9 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(params=some(WHERE, "files", LAZY, "here and at owners"))
-def place(request, make_store, tmp_path) -> Iterator[Place]:
+def place(request, make_store, tmp_path, monkeypatch) -> Iterator[Place]:
     """Three partitions with four held epochs, of which the last is only logged."""
+    monkeypatch.setattr(owner_reader, "CHUNK_BYTES", SMALL_CHUNK_BYTES)
     made = make_store(3)
     with Driver(made, STEPS) as run:
         for batch in range(1, 5):

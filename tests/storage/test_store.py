@@ -37,6 +37,7 @@ from recovery.storage.sqlite.file.statements import translated, value
 from recovery.storage.sqlite.store import FilePartitions
 from recovery.storage.store import Store
 from recovery.storage.verify import PartitionCheck
+from tests.forks import run_code
 from tests.stores import (
     STEP,
     Driver,
@@ -46,7 +47,6 @@ from tests.stores import (
     paths_of,
     problems,
     query,
-    run_python,
     state_at,
     window,
 )
@@ -248,7 +248,7 @@ for batch in (0, 10, 20):
     run.close(batch)
 os.kill(os.getpid(), 9)
 """
-        assert run_python(code, store_dir).returncode == -9
+        assert run_code(code, store_dir).returncode == -9
         assert window(store_dir) == (0, 1, 2, 3)
         (tmp_path / "copies").mkdir()
         for path in paths_of(store_dir):
@@ -300,10 +300,10 @@ except StorageError as error:
             for path in public.iterdir():
                 path.chmod(0o644)
             public.chmod(0o555)
-            result = run_python(code, public)
+            result = run_code(code, public)
             assert (result.stdout.strip(), result.stderr) == ("3 None 3", "")
             public.chmod(0o711)
-            result = run_python(code, public)
+            result = run_code(code, public)
             assert (result.stdout.strip(), result.stderr) == (str(public), "")
         finally:
             shutil.rmtree(public)
@@ -366,7 +366,7 @@ class TestCopiesThatMayOnlyBeRead:
         try:
             shutil.copytree(public, elsewhere / "db", dirs_exist_ok=True)
             (elsewhere / "db").chmod(0o755)
-            return run_python(AS_ANOTHER_USER, public, elsewhere / "db", input="\n".join(commands))
+            return run_code(AS_ANOTHER_USER, public, elsewhere / "db", input="\n".join(commands))
         finally:
             shutil.rmtree(elsewhere)
 
@@ -696,13 +696,13 @@ except StorageError as error:
 
     def test_a_low_limit_is_raised(self, make_store):
         """A shell's usual limit does not keep a run with many partitions from starting; the count is as computed."""
-        result = run_python(self.CODE, make_store(8), 4096)
+        result = run_code(self.CODE, make_store(8), 4096)
         assert (result.stdout, result.stderr) == (f"{8 * (3 + 7 * 3)}\n", "")
 
     def test_a_limit_that_cannot_be_raised_is_reported(self, make_store):
         """With the number that is needed for the partitions alone, before anything was begun."""
         directory = make_store(8)
-        result = run_python(self.CODE, directory, 40)
+        result = run_code(self.CODE, directory, 40)
         assert result.stdout == "44 files would be open together, and this process may open 40\n", result.stderr
         assert plan_resume(scan(directory)).execution_number == 1
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.memory_store import MemoryDirectory
+from tests.owner.conftest import quick_refusals
 from tests.stores import Driver
 from tests.wire.certificates import make_certificates
 from tests.wire.serving import Serving
+
+__all__ = ["quick_refusals"]
 
 
 @pytest.fixture(scope="session")

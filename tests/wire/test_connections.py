@@ -398,9 +398,13 @@ class TestProven:
         channel.send(Kind.CHANGES, b"")
         assert "instead of a call" in refusal(channel).found
 
-    def test_a_long_call_tells_that_it_continues(self, serving, channel, monkeypatch):
-        """So that a task does not take it for dead."""
+    @pytest.fixture
+    def quick_progress(self, monkeypatch):
+        """For a server that begins later."""
         monkeypatch.setattr(server, "PROGRESS_S", 0.05)
+
+    def test_a_long_call_tells_that_it_continues(self, quick_progress, serving, channel, monkeypatch):
+        """So that a task does not take it for dead."""
         heard = threading.Event()
 
         def slow(self, step, batch, wanted):

@@ -9,6 +9,7 @@ against accidents, not against an attacker who can write the file.
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from typing import Any
 
 import apsw
@@ -25,8 +26,19 @@ MODULUS = 1 << (2 * _HALF_BITS)
 
 def load_digests(connection: apsw.Connection) -> None:
     """Load the extensions that the SQL expression of a digest needs into a connection."""
-    for extension in ("sha1", "ieee754"):
-        apsw.sqlite_extra.load(connection, extension)
+    allowed = connection.config(apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, -1)
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, 1)
+    try:
+        for extension in ("sha1", "ieee754"):
+            connection.load_extension(_path_of(extension))
+    finally:
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION, allowed)
+
+
+@cache
+def _path_of(extension: str) -> str:
+    """Return the file of an extension. Finding it takes longer than loading it: apsw reads a list of all each time."""
+    return str(apsw.sqlite_extra.path(extension))
 
 
 def row_digest_sql(step: str, key: str, epoch: str, value: str, timeout: str) -> str:

@@ -19,7 +19,8 @@ from tests.backup.standby.support import assert_follows, followed, newest_state
 from tests.backup.support import back_up
 from tests.backup.test_faults import FailingTarget, one_at_a_time  # noqa: F401
 from tests.backup.test_incremental_faults import change
-from tests.stores import run_python
+from tests.forks import run_code
+from tests.shares import steps, strided
 
 
 def prepared(store: Path, root: Path, kind: str) -> tuple[Path, Path]:
@@ -50,13 +51,14 @@ def prepared(store: Path, root: Path, kind: str) -> tuple[Path, Path]:
         ),
     ],
 )
+@strided(3)
 @pytest.mark.usefixtures("one_at_a_time")
-def test_cut_off_at_any_read(store, tmp_path, monkeypatch, kind, lasting):
+def test_cut_off_at_any_read(store, tmp_path, monkeypatch, kind, lasting, every):
     """At every operation of the place until one is left untouched: what was there stays, and the next look goes on."""
     monkeypatch.setattr(follow, "AT_ONCE", 1)
     place, first = prepared(store, tmp_path, kind)
     before = newest_state(first) if kind != "new" else None
-    for k in itertools.count(1):
+    for k in steps(every):
         standby = tmp_path / "killed"
         if first.exists():
             shutil.copytree(first, standby)
@@ -152,7 +154,7 @@ def test_killed_at_any_file_operation(store, tmp_path, kind, stride, twice):
     place, standby = prepared(store, tmp_path, kind)
     seed = int(os.environ.get("RECOVERY_TEST_SEED", random.randrange(10**6)))
     print(f"replay with RECOVERY_TEST_SEED={seed}")
-    done = run_python(KILLS, store, place, standby, 1 + seed % stride, stride, twice, timeout_s=3000)
+    done = run_code(KILLS, store, place, standby, 1 + seed % stride, stride, twice, timeout_s=3000)
     assert done.returncode == 0, done.stderr
     tried, last, found = done.stdout.split(maxsplit=2)
     print(f"killed at {tried} of {last} system calls that change files: {found}")

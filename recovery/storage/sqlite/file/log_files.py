@@ -8,26 +8,30 @@ from pathlib import Path
 from typing import Literal
 
 from recovery.errors import StorageError
-from recovery.storage.lazy.names import is_lazy, lazy_path
+from recovery.storage.lazy.names import SUFFIX
 
 
 def has_log(path: Path) -> bool:
     """Return whether a log lies beside the file: a process uses it, or was killed using it."""
-    return any(beside(path, suffix).exists() for suffix in ("-wal", "-journal"))
+    return _has_log(_names(path)[0])
+
+
+def _has_log(of_log: str) -> bool:
+    return any(Path(f"{of_log}{suffix}").exists() for suffix in ("-wal", "-journal"))
 
 
 def refuse_odd_logs(path: Path) -> None:
     """Raise StorageError if files beside a database that belong to it are links, pipes or devices: SQLite would write
     where a link leads, and wait for ever for a pipe."""
-    suffixes: tuple[Literal["-wal", "-shm", "-journal"], ...] = ("-wal", "-shm", "-journal")
-    for log in (lazy_path(path), *(beside(path, suffix) for suffix in suffixes)):
+    of_log, of_index = _names(path)
+    for log in (f"{of_index}{SUFFIX}", f"{of_log}-wal", f"{of_index}-shm", f"{of_log}-journal"):
         try:
-            mode = log.lstat().st_mode
+            mode = os.lstat(log).st_mode
         except OSError:
             continue
         if not stat.S_ISREG(mode):
             raise StorageError(
-                f"{log.name} beside it is {'a link' if stat.S_ISLNK(mode) else 'not a file'}",
+                f"{Path(log).name} beside it is {'a link' if stat.S_ISLNK(mode) else 'not a file'}",
                 path=path,
                 cause="Every file of a partition is a regular one. Somebody put something else there.",
                 remedy="Move it away, or take another copy of the partition: without its log, it may lack epochs.",
@@ -37,22 +41,32 @@ def refuse_odd_logs(path: Path) -> None:
 def is_left_alone(path: Path) -> bool:
     """Return whether nobody uses the file: it has no log, or a log without an index, which every user creates. A file
     whose pages are still being fetched is written to by its readers."""
-    used = has_log(path) and any(beside(path, suffix).exists() for suffix in ("-shm", "-journal"))
-    return not used and not is_lazy(path)
+    of_log, of_index = _names(path)
+    if of_log != of_index:
+        return False
+    return not _has_log(of_log) or not any(Path(f"{of_log}{suffix}").exists() for suffix in ("-shm", "-journal"))
 
 
 def reading_mode(path: Path) -> Literal["unshared", "ro"]:
     """Return the mode that reads a file without creating another file beside it. Without a log, the file is
     complete."""
-    return "ro" if has_log(path) or is_lazy(path) else "unshared"
+    of_log, of_index = _names(path)
+    return "ro" if of_log != of_index or _has_log(of_log) else "unshared"
 
 
 def beside(path: Path, suffix: Literal["-wal", "-shm", "-journal"]) -> Path:
     """Return the path of SQLite's own file that belongs to `path`. For a symbolic link, that file lies beside the
     target. While the pages of a partition are being fetched, its log has another name."""
-    if suffix != "-shm" and is_lazy(path):
-        return Path(f"{lazy_path(path)}{suffix}")
-    return Path(f"{os.path.realpath(path)}{suffix}")
+    of_log, of_index = _names(path)
+    return Path(f"{of_index if suffix == '-shm' else of_log}{suffix}")
+
+
+def _names(path: Path) -> tuple[str, str]:
+    """Return what the names of a database's own files begin with: its logs, and the index of its log. They differ while
+    its pages are being fetched."""
+    real = os.path.realpath(path)
+    lazy = f"{real}{SUFFIX}"
+    return lazy if Path(lazy).exists() else real, real
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
