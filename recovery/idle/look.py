@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from recovery.base.clock import Clock
-from recovery.base.reserved import CHECKPOINT_STEP
+from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
 from recovery.checkpoint.reached import position_in
+from recovery.checkpoint.sources import IDENTITIES_KEY, texts_by_name
 from recovery.config import RecoveryConfig, checkpoint_address
 from recovery.errors import DirectoryLockedError, RecoveryError
 from recovery.idle.code import change_of
@@ -123,14 +124,16 @@ def _directory_differs(found: FlowInput, config: RecoveryConfig, clock: Clock) -
     positions = _positions(plan, found.batch)
     if positions is None:
         return "the partitions do not hold the whole position"
-    return new_input(found.sources, found.places, positions)
+    return new_input(found.sources, found.places, positions, found.group)
 
 
 def _positions(plan: ResumePlan, batch: int) -> Positions | None:
     assert plan.snapshot is not None
     at = Snapshot.of(plan, plan.snapshot.cut, FileReader.of)
     found = position_in(((each.key, each.value) for each in at.states(CHECKPOINT_STEP)), batch)
-    return None if found is None else Positions(*found)
+    identities = at.state(SOURCES_STEP, IDENTITIES_KEY)
+    known = texts_by_name(None if identities is None else identities.value)
+    return None if found is None else Positions(*found, known)
 
 
 def _recorded(found: FlowInput, config: RecoveryConfig, clock: Clock) -> Idle:
