@@ -107,11 +107,9 @@ def not_shown(group: str, sources: Sequence[tuple[Mapping[str, str], str]]) -> s
         clusters.setdefault(options[SERVERS], []).append(offsets_in(text) or {})
         clients[options[SERVERS]] = options
     for servers, offsets in clusters.items():
-        shown = _client(clients[servers]).group(group)
         at = {(topic, n): offset for topic, parts in lowest(offsets).items() for n, offset in parts.items()}
-        if any(shown.get(part, (None,))[0] != offset for part, offset in at.items()) or not all(
-            text.startswith(GROUP_MARK) for _, text in shown.values()
-        ):
+        shown = _client(clients[servers]).committed(group, at)
+        if any(shown[part][0] != offset or not shown[part][1].startswith(GROUP_MARK) for part, offset in at.items()):
             return f"consumer group {group} does not show the newest epoch"
     return None
 

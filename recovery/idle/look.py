@@ -24,7 +24,7 @@ from recovery.checkpoint.reached import position_in
 from recovery.checkpoint.sources import IDENTITIES_KEY, texts_by_name
 from recovery.config import RecoveryConfig, checkpoint_address
 from recovery.errors import DirectoryLockedError, RecoveryError
-from recovery.idle.code import change_of
+from recovery.idle.code import change_of, forgotten_imports
 from recovery.idle.note import FORM, FlowCode, FlowInput, LastInput, read_note, write_note
 from recovery.idle.sources import Positions, new_input
 from recovery.operational.backends.open import choose, open_backend
@@ -124,7 +124,8 @@ def _directory_differs(found: FlowInput, config: RecoveryConfig, clock: Clock) -
     positions = _positions(plan, found.batch)
     if positions is None:
         return "the partitions do not hold the whole position"
-    return new_input(found.sources, found.places, positions, found.group)
+    with forgotten_imports():
+        return new_input(found.sources, found.places, positions, found.group)
 
 
 def _positions(plan: ResumePlan, batch: int) -> Positions | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib.util
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from recovery.errors import ConfigurationError
@@ -28,25 +30,35 @@ _NO_TOPIC = "UNKNOWN_TOPIC_OR_PART"
 
 
 class Client:
-    """Clients of some brokers. kafka: their module. patience_s: how long a broker may take to answer."""
+    """Clients of some brokers. patience_s: how long a broker may take to answer."""
 
     def __init__(self, asker: str, servers: str, topic: str, options: Mapping[str, Any], patience_s: float) -> None:
         """asker: what asks, and topic: which one is asked about, for errors. options: of librdkafka, for all clients.
         Raises ConfigurationError without the package confluent-kafka."""
-        try:
-            import confluent_kafka
-            import confluent_kafka.admin
-        except ImportError as error:
-            raise ConfigurationError(
-                f"{asker} needs the package confluent-kafka (the extra kafka): {error}",
-                remedy="pip install 'confluent-kafka>=2.16'",
-            ) from error
-        self.kafka, self.admin_module = confluent_kafka, confluent_kafka.admin
         self.patience_s = patience_s
         self._asker, self._topic = asker, topic
         self._options = {**_QUIET, **options, "bootstrap.servers": servers, "error_cb": self._hear}
         self._admin: Any = None
         self._said: Any = None
+        with contextlib.suppress(ValueError):
+            if importlib.util.find_spec("confluent_kafka") is not None:
+                return
+        raise self._lacking("there is no such package")
+
+    @cached_property
+    def kafka(self) -> Any:
+        """The clients' module. Imported when it is needed: what a flow's code imports is watched."""
+        try:
+            import confluent_kafka
+            import confluent_kafka.admin
+        except ImportError as error:
+            raise self._lacking(str(error)) from error
+        return confluent_kafka
+
+    @property
+    def admin_module(self) -> Any:
+        """The part of the module that asks."""
+        return self.kafka.admin
 
     def names(self) -> list[str]:
         """Return the names of all topics that this user may see."""
@@ -96,13 +108,14 @@ class Client:
                 for place in wanted
             }
 
-    def group(self, name: str) -> dict[tuple[str, int], tuple[int, str]]:
-        """Return the offset that a consumer group has of each partition, with its metadata."""
-        wanted = [self.kafka.ConsumerGroupTopicPartitions(name)]
-        asked = self.asked().list_consumer_group_offsets(wanted, request_timeout=self.patience_s)
-        with self.translated(f"looking at consumer group {name}"):
-            found = asked[name].result(self.patience_s).topic_partitions
-        return {(each.topic, each.partition): (each.offset, each.metadata or "") for each in found}
+    def committed(self, group: str, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, str]]:
+        """Return the offset that a consumer group has of each partition, with its metadata; one below zero: none."""
+        wanted = [self.kafka.TopicPartition(topic, number) for topic, number in places]
+        # Not the client that asks: its list_consumer_group_offsets crashed where a group had no offsets.
+        reader = self.made(self.kafka.Consumer, {"group.id": group, "enable.auto.commit": False})
+        with contextlib.closing(reader), self.translated(f"looking at consumer group {group}"):
+            found = reader.committed(wanted, self.patience_s)
+        return {(place.topic, place.partition): (place.offset, place.metadata or "") for place in found}
 
     @staticmethod
     def id_of(described: Any) -> str:
@@ -128,6 +141,12 @@ class Client:
                 f"{self._asker}: librdkafka does not take the options: {said}",
                 remedy="Correct options=…; the names are those of librdkafka's CONFIGURATION.md.",
             ) from None
+
+    def _lacking(self, why: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._asker} needs the package confluent-kafka (the extra kafka): {why}",
+            remedy="pip install 'confluent-kafka>=2.16'",
+        )
 
     def _hear(self, error: Any) -> None:
         """Keep what a client says beside its answers: why it cannot connect, or log in."""
