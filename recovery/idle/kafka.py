@@ -78,12 +78,12 @@ def new_records(options: Mapping[str, str], text: str, identities: Mapping[str, 
         wanted = {(topic, each.id) for topic, described in found.items() for each in described.partitions}
     else:
         wanted = {(topic, number) for topic, numbers in subscription.partitions.items() for number in numbers}
-    for topic in sorted({*subscription.names, *at} - found.keys()):
+    for topic in sorted(subscription.names - found.keys()):
         return f"there is no topic {topic}"
     for topic, number in sorted(wanted - known.keys()):
         return f"partition {number} of topic {topic} is new"
     for topic, number in sorted(known.keys() - wanted):
-        return f"partition {number} of topic {topic} is not read any more"
+        return f"partition {number} of topic {topic} is gone, or not read any more"
     committed = options.get(ISOLATION) == _LEVELS[0]
     bounds = client.offsets(sorted(wanted), "earliest", "latest", committed=committed)
     there = {(topic, str(number)): There(first, end, _id(client.id_of(found[topic]), identities.get(topic)))
