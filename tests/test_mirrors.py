@@ -78,8 +78,8 @@ COVERED_BY = {
         sinks.upsert.table""",
     "sinks/test_postgresql.py": "sinks.upsert.holders sinks.upsert.retry",
     "sinks/test_reasons.py": "sinks.upsert.culprits",
-    "sinks/test_kafka.py": """sinks.kafka.broker sinks.kafka.marker sinks.kafka.production sinks.kafka.reading
-        sinks.kafka.sink sinks.kafka.staged""",
+    "sinks/test_kafka.py": """sinks.kafka.broker sinks.kafka.client sinks.kafka.marker sinks.kafka.production
+        sinks.kafka.reading sinks.kafka.sink sinks.kafka.staged""",
     "sinks/test_kafka_compensation.py": "sinks.kafka.kept",
     "spark/test_kafka_sink.py": "sinks.kafka.rows",
     "sinks/test_iceberg.py": """sinks.iceberg.columns sinks.iceberg.partitions sinks.iceberg.sink

@@ -16,6 +16,7 @@ recorded with the position, and after a change of the flow the lines of offsets 
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,10 @@ from recovery.checkpoint.source_places import SourcePlaces, places_of
 from recovery.errors import FlowMismatchError, SparkCheckpointError
 
 PLACES_KEY = "places"
+IDENTITIES_KEY = "identities"
+"""The row of step `$sources` that says which topics the position speaks of: the topics' ids, by name."""
+LEFT_KEY = "left"
+"""The row of step `$sources` that says which topics runs have stopped to read, and where, by name."""
 
 
 def check_logs(restored: RestoredCheckpoint, directory: Path, places: SourcePlaces) -> None:
@@ -174,3 +179,10 @@ def _is_tick(line: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.keys() == {"tick_ms"}
+
+
+def texts_by_name(text: object) -> dict[str, str]:
+    """Return what the row of IDENTITIES_KEY or LEFT_KEY says; nothing without such a row."""
+    with contextlib.suppress(ValueError):
+        return msgspec.json.decode(text if isinstance(text, str) else "{}", type=dict[str, str])
+    return {}

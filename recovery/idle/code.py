@@ -40,6 +40,7 @@ _SYSTEM = re.compile("/(proc|sys|dev(?!/shm/))/")
 _STARTS_PROCESS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
 _UNSEEN = (
     "psycopg", "psycopg2", "MySQLdb", "pyodbc", "oracledb", "duckdb", "deltalake", "grpc", "pycurl", "polars",
+    "confluent_kafka",
     "pyarrow.fs", "pyarrow.parquet", "pyarrow.dataset", "pyarrow.csv", "pyarrow.orc", "pyarrow.feather",
 )  # fmt: skip
 """Modules that connect or open files without Python: no event says so. The sinks of this package load none of them
@@ -48,6 +49,22 @@ _CONFIGURATIONS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 T = TypeVar("T")
 D = TypeVar("D")
+
+
+@contextlib.contextmanager
+def forgotten_imports() -> Iterator[None]:
+    """After this context, modules of `_UNSEEN` that were imported in it count as not imported: the import of such a
+    module by the flow's code has to be seen."""
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        for name in sys.modules.keys() - before:
+            if any(f"{name}.".startswith(f"{unseen}.") for unseen in _UNSEEN):
+                del sys.modules[name]
+                parent, _, child = name.rpartition(".")
+                if parent in sys.modules:
+                    vars(sys.modules[parent]).pop(child, None)
 
 
 class CodeWatch:

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from recovery.base.clock import Clock
-from recovery.base.reserved import CHECKPOINT_STEP
+from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
 from recovery.checkpoint.reached import position_in
+from recovery.checkpoint.sources import IDENTITIES_KEY, texts_by_name
 from recovery.config import RecoveryConfig, checkpoint_address
 from recovery.errors import DirectoryLockedError, RecoveryError
-from recovery.idle.code import change_of
+from recovery.idle.code import change_of, forgotten_imports
 from recovery.idle.note import FORM, FlowCode, FlowInput, LastInput, read_note, write_note
 from recovery.idle.sources import Positions, new_input
 from recovery.operational.backends.open import choose, open_backend
@@ -123,14 +124,17 @@ def _directory_differs(found: FlowInput, config: RecoveryConfig, clock: Clock) -
     positions = _positions(plan, found.batch)
     if positions is None:
         return "the partitions do not hold the whole position"
-    return new_input(found.sources, found.places, positions)
+    with forgotten_imports():
+        return new_input(found.sources, found.places, positions, found.group)
 
 
 def _positions(plan: ResumePlan, batch: int) -> Positions | None:
     assert plan.snapshot is not None
     at = Snapshot.of(plan, plan.snapshot.cut, FileReader.of)
     found = position_in(((each.key, each.value) for each in at.states(CHECKPOINT_STEP)), batch)
-    return None if found is None else Positions(*found)
+    identities = at.state(SOURCES_STEP, IDENTITIES_KEY)
+    known = texts_by_name(None if identities is None else identities.value)
+    return None if found is None else Positions(*found, known)
 
 
 def _recorded(found: FlowInput, config: RecoveryConfig, clock: Clock) -> Idle:

@@ -39,7 +39,8 @@ class FlowInput(msgspec.Struct, frozen=True, kw_only=True):
 
     execution: the id of that execution. epoch, batch: the newest closed epoch, and its last micro-batch. sources: by
     the places in the plan; places: which of them are one source, as `SourcePlaces` writes it. due_ms: when the next
-    timeout of a step is due, milliseconds since 1970; None: none is. why_not: why only Spark knows whether there is new
+    timeout of a step is due, milliseconds since 1970; None: none is. group: the consumer group that shows positions in
+    topics; None: none does. why_not: why only Spark knows whether there is new
     input; empty: this package can tell.
     """
 
@@ -50,6 +51,7 @@ class FlowInput(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[NotedSource] = []
     places: str = "[]"
     due_ms: Moment | None = None
+    group: str | None = None
     why_not: str = ""
 
 

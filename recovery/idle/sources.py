@@ -22,6 +22,7 @@ from recovery.base.wording import counted
 from recovery.checkpoint.offsets import NOTHING_READ, read_log
 from recovery.checkpoint.reached import LOCAL, LoggedFile
 from recovery.checkpoint.source_places import FILE_FORMATS, recorded_places
+from recovery.idle import kafka
 from recovery.idle.delta import SCHEMA_LOGS, new_version
 from recovery.idle.note import NotedSource
 
@@ -33,6 +34,7 @@ _WILDCARD = re.compile(r"[*?\[{\\]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _OPTIONS: Mapping[str, Collection[str]] = {
     "appended": ("path", "lastline", "encodingerrors", "onrewrite", "onmissing", "sharedfiles"),
+    "kafka": kafka.KEPT,
 }
 """Options that a note keeps of each format, in lower case; of files, the path. Others may be secrets."""
 _REFUSED = ("cleansource", *SCHEMA_LOGS)
@@ -41,44 +43,55 @@ _REFUSED = ("cleansource", *SCHEMA_LOGS)
 
 class Positions(NamedTuple):
     """Where an epoch is in its sources. log: the text of its log of offsets. files: the files that sources have logged,
-    by the source's directory in the checkpoint."""
+    by the source's directory in the checkpoint. identities: the ids of topics, by name."""
 
     log: str
     files: Mapping[str, Collection[LoggedFile]]
+    identities: Mapping[str, str] = {}
 
 
-def noted_source(kind: str, options: Mapping[str, str], *, plain_is_local: bool) -> NotedSource | None:
-    """Return what a note keeps of a source; None for one that only Spark can ask. options: names in lower case.
+def noted_source(kind: str, options: Mapping[str, str], *, plain_is_local: bool) -> NotedSource | str:
+    """Return what a note keeps of a source, or why only Spark can ask the source. options: names in lower case.
     plain_is_local: whether Spark takes a path without a scheme as one of this host."""
     name = kind.lower()
     if name == TICKS:
         return NotedSource(name)
+    why = kafka.why_not_asked(options) if name == "kafka" else None
+    if why is not None:
+        return why
     # The position of a file source says where its files are; that of a Delta table does not.
-    if name == "delta" and not plain_is_local:
-        return None
-    if name not in _READERS or any(option in options for option in _REFUSED):
-        return None
+    is_elsewhere = name == "delta" and not plain_is_local
+    if is_elsewhere or name not in (*_READERS, "kafka") or any(option in options for option in _REFUSED):
+        return f"only Spark knows whether the source {kind} has new input"
     kept = _OPTIONS.get(name, ("path",))
     return NotedSource(name, {option: value for option, value in options.items() if option in kept})
 
 
-def new_input(sources: list[NotedSource], places: str, positions: Positions) -> str | None:
-    """Return what a run would find to read, as text, or why that is not known; None: nothing. places: as
-    `SourcePlaces` writes them. Raises RecoveryError or OSError if a source cannot be asked."""
+def new_input(sources: list[NotedSource], places: str, positions: Positions, group: str | None = None) -> str | None:
+    """Return what a run would find to do for its sources, as text, or why that is not known; None: nothing.
+
+    places: as `SourcePlaces` writes them. group: the consumer group that shows positions in topics; None: none does.
+    Raises RecoveryError or OSError if a source cannot be asked.
+    """
     known = recorded_places(places)
     offsets = read_log(positions.log)
     if len(known.ids) != len(sources) or offsets.is_numbered or len(offsets.offsets) != len(sources):
         return "the position does not say which source is where"
+    topics = []
     for place, source in enumerate(sources):
         offset = offsets.offsets[str(place)]
         if source.format == TICKS:
             continue
         if offset == NOTHING_READ:
             return f"nothing was read yet of {source.options.get('path', source.format)}"
-        found = _READERS[source.format](source, offset, positions.files.get(str(known.ids[place]), ()))
+        if source.format == "kafka":
+            found = kafka.new_records(source.options, offset, positions.identities)
+            topics.append((source.options, offset))
+        else:
+            found = _READERS[source.format](source, offset, positions.files.get(str(known.ids[place]), ()))
         if found is not None:
             return found
-    return None
+    return None if group is None else kafka.not_shown(group, topics)
 
 
 def _new_files(source: NotedSource, _: str, logged: Collection[LoggedFile]) -> str | None:

@@ -10,7 +10,7 @@ files.py      FileSink; places.py: where it writes; output.py: its directory; ma
 disk.py       operations on files; hadoop_disk.py: the same without an atomic rename
 all_keys.py   AllKeysSink
 kafka/        KafkaSink; marker.py: what was produced, and what a start does; staged.py: rows in files; rows.py: rows as
-              records; broker.py: topics and transactions
+              records; client.py: what brokers say; broker.py: topics and transactions
 upsert/       UpsertSink; table.py: its tables; effects.py: what epochs write and what they replaced;
               database.py: a transaction of any DB-API connection
 """

@@ -20,12 +20,12 @@ from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import BatchId
 from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
 from recovery.checkpoint.reached import reached
+from recovery.checkpoint.sources import IDENTITIES_KEY
 from recovery.epochs.closer import DriverRows
 from recovery.errors import RecoveryError
 from recovery.planning.going_back import given_up, goes_back
 from recovery.planning.lost_input import check_losses, losses
 from recovery.spark.inputs.protocol import Resumes
-from recovery.spark.run.position import IDENTITIES_KEY
 from recovery.storage.connect import left_executions
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes

@@ -138,6 +138,26 @@ def test_what_voids_a_note(here, monkeypatch, code, why):
     assert change_of(found, FACTS) == found.why_not
 
 
+@pytest.mark.parametrize("name", ["confluent_kafka", "pyarrow.parquet"])
+def test_what_the_look_has_imported_before(here, name):
+    """A look at the sources may import what the flow's code imports later, which is seen then, and works."""
+    code = f"""
+import importlib
+from recovery.idle.code import forgotten_imports
+from tests.idle.test_code import noted
+with forgotten_imports():
+    before = importlib.import_module({name!r})
+print(noted(lambda: importlib.import_module({name!r})).why_not)
+import confluent_kafka.admin, pyarrow.parquet
+confluent_kafka.admin.AdminClient({{"bootstrap.servers": "127.0.0.1:1", "log_level": 0}})
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    assert f"imports {name.partition('.')[0]}" in found.stdout
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -7,7 +7,7 @@ from recovery.idle.sources import Positions, new_input
 from recovery.idle.sources import noted_source as noted_where
 
 
-def noted_source(kind: str, options: dict[str, str]) -> NotedSource | None:
+def noted_source(kind: str, options: dict[str, str]) -> NotedSource | str:
     """As of a run whose plain paths are on this host."""
     return noted_where(kind, options, plain_is_local=True)
 
@@ -19,12 +19,16 @@ def test_what_a_note_keeps_of_a_source():
     assert noted_source("appended", {"path": "a", "lastline": "take"}) == NotedSource(
         "appended", {"path": "a", "lastline": "take"}
     )
-    assert noted_source("kafka", {"subscribe": "topic"}) is None
-    assert noted_source("text", {"path": "logs", "cleansource": "delete"}) is None
+    for kind in ("rate", "text"):
+        assert (
+            noted_source(kind, {"path": "logs", "cleansource": "x"})
+            == f"only Spark knows whether the source {kind} has new input"
+        )
     table = {"path": "table", "ignorechanges": "true"}
     assert noted_source("delta", table) == NotedSource("delta", {"path": "table"})
-    assert noted_source("delta", table | {"schematrackinglocation": "schemas"}) is None
-    assert noted_where("delta", table, plain_is_local=False) is None
+    only_spark = "only Spark knows whether the source delta has new input"
+    assert noted_source("delta", table | {"schematrackinglocation": "schemas"}) == only_spark
+    assert noted_where("delta", table, plain_is_local=False) == only_spark
 
 
 def test_positions_that_do_not_fit():

@@ -125,6 +125,18 @@ def test_a_pattern_of_topics(spark, kafka, topic, tmp_path):
 
 
 @on_its_spark
+def test_a_part_of_a_name_as_pattern(spark, kafka, topic, tmp_path):
+    """Spark searches for the pattern in names, and so does the look at the input: the topics are still those that the
+    flow reads."""
+    first = topic(name="part-of-a-name")
+    pattern = {"subscribePattern": f" {first[5:-2]} "}
+    for seed in range(3):
+        kafka.send(first, some(seed))
+        run(records(spark, kafka.servers, **pattern), tmp_path)
+        check(kafka, tmp_path, first)
+
+
+@on_its_spark
 def test_records_that_retention_removed(spark, kafka, topic, tmp_path):
     """The error names topic, partition and offsets; without failOnDataLoss the run reads what is left, and no more."""
     name = topic(1)

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from recovery.errors import ConfigurationError, SinkFailedError, SinkRefusedError
+from recovery.errors import SinkFailedError, SinkRefusedError
+from recovery.sinks.kafka.client import Client
 from recovery.sinks.kafka.marker import KafkaTarget
-from recovery.sinks.kafka.reasons import IMPOSSIBLE, broker_error
+from recovery.sinks.kafka.reasons import IMPOSSIBLE
 from recovery.sinks.kafka.staged import TopicLimits
 
 PATIENCE_S = 30.0
@@ -22,14 +23,6 @@ TRANSACTION_MS = 60_000
 """Kafka's own default of transaction.timeout.ms."""
 RECORD_OVERHEAD = 128
 """More bytes than a record and its batch have besides key, value and headers."""
-OWN_OPTIONS = {
-    "bootstrap.servers", "metadata.broker.list", "transactional.id", "enable.idempotence", "acks",
-    "request.required.acks", "isolation.level", "group.id", "enable.auto.commit", "enable.partition.eof", "error_cb",
-    "max.in.flight", "max.in.flight.requests.per.connection", "retries", "message.send.max.retries",
-    "queuing.strategy", "dr_cb", "dr_msg_cb", "on_delivery", "default.topic.config",
-}  # fmt: skip
-"""Options of librdkafka that decide whether a record comes once: the sink sets them, or needs their defaults."""
-_QUIET = {"log_level": 0}
 _PRODUCING = {
     # Keys go to the partitions to which Java's clients send them.
     "partitioner": "murmur2_random", "linger.ms": 20, "transaction.timeout.ms": TRANSACTION_MS,
@@ -40,24 +33,13 @@ BATCH_BYTES = 128 << 10
 """With librdkafka's default, 1 MB, a broker with a small heap took twice the processor time for the same records."""
 
 
-class Broker:
-    """The brokers of a target, and what they say. options: of librdkafka, for all clients. kafka: the client's module.
-    patience_s: how long a broker may take to answer."""
+class Broker(Client):
+    """The brokers of a target, and what they say about its topics."""
 
     def __init__(self, target: KafkaTarget, options: Mapping[str, Any]) -> None:
-        try:
-            import confluent_kafka
-            import confluent_kafka.admin
-        except ImportError as error:
-            raise ConfigurationError(
-                f"KafkaSink needs the package confluent-kafka: {error}", remedy="pip install 'confluent-kafka>=2.16'"
-            ) from error
-        self.kafka, self._admin_module = confluent_kafka, confluent_kafka.admin
+        """options: of librdkafka, for all clients. Raises ConfigurationError without the package confluent-kafka."""
+        super().__init__("KafkaSink", target.servers, target.topic, options, PATIENCE_S)
         self.target = target
-        self._options = {**_QUIET, **options, "bootstrap.servers": target.servers, "error_cb": self._hear}
-        self.patience_s = PATIENCE_S
-        self._admin: Any = None
-        self._said: Any = None
 
     # ---- topics
 
@@ -120,8 +102,8 @@ class Broker:
     def make_control(self, *, only_try: bool = False) -> None:
         """Make the control topic. only_try: let the broker say whether it would. Raises SinkRefusedError."""
         control = self.target.control
-        topic = self._admin_module.NewTopic(control, 1, -1, config={"cleanup.policy": "compact"})
-        asked = self._asked().create_topics([topic], request_timeout=self.patience_s, validate_only=only_try)
+        topic = self.admin_module.NewTopic(control, 1, -1, config={"cleanup.policy": "compact"})
+        asked = self.asked().create_topics([topic], request_timeout=self.patience_s, validate_only=only_try)
         with self.translated(f"making control topic {control} (one partition, cleanup.policy=compact)"):
             try:
                 asked[control].result(self.patience_s)
@@ -135,16 +117,7 @@ class Broker:
             time.sleep(POLL_S)
 
     def _described(self, topic: str) -> Any:
-        asked = self._asked().describe_topics(
-            self.kafka.TopicCollection([topic]), include_authorized_operations=True, request_timeout=self.patience_s
-        )
-        with self.translated(f"looking at topic {topic}"):
-            try:
-                return asked[topic].result(self.patience_s)
-            except self.kafka.KafkaException as error:
-                if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
-                    raise
-        return None
+        return self.described([topic], rights=True).get(topic)
 
     def _check_right(self, topic: str, described: Any, right: str) -> None:
         rights = described.authorized_operations
@@ -155,9 +128,9 @@ class Broker:
 
     def _settings(self, topic: str) -> dict[str, str]:
         """Return a topic's settings; nothing if this user may not see them."""
-        kind = self._admin_module.ConfigResource.Type.TOPIC
-        resource = self._admin_module.ConfigResource(kind, topic)
-        asked = self._asked().describe_configs([resource], request_timeout=self.patience_s)
+        kind = self.admin_module.ConfigResource.Type.TOPIC
+        resource = self.admin_module.ConfigResource(kind, topic)
+        asked = self.asked().describe_configs([resource], request_timeout=self.patience_s)
         with self.translated(f"looking at the settings of topic {topic}"):
             try:
                 found = asked[resource].result(self.patience_s)
@@ -171,25 +144,19 @@ class Broker:
 
     def consumer(self, own: Mapping[str, Any]) -> Any:
         """Return a client that reads, with these options of the sink's own."""
-        return self._made(self.kafka.Consumer, own)
+        return self.made(self.kafka.Consumer, own)
 
     def ends(self, topic: str, partitions: int) -> dict[int, int]:
         """Return the offset after the newest record of each partition, whether its transaction has ended or not."""
-        places = {
-            self.kafka.TopicPartition(topic, n): self._admin_module.OffsetSpec.latest() for n in range(partitions)
-        }
-        asked = self._asked().list_offsets(
-            places, isolation_level=self.kafka.IsolationLevel.READ_UNCOMMITTED, request_timeout=self.patience_s
-        )
-        with self.translated(f"looking at topic {topic}"):
-            return {place.partition: each.result(self.patience_s).offset for place, each in asked.items()}
+        found = self.offsets([(topic, number) for number in range(partitions)], "latest")
+        return {number: end for (_, number), (end,) in found.items()}
 
     def transactions(self, transactional_id: str, limits: TopicLimits) -> Transactions:
         """Return a producer under this id. From now on no other producer of this id can commit. Raises SinkRefusedError
         or SinkFailedError where the broker has no transactions for it."""
         batch_bytes = min(BATCH_BYTES, limits.bytes_of_record or BATCH_BYTES)
         own = {**_PRODUCING, "batch.size": batch_bytes, **self._options, "transactional.id": transactional_id}
-        producer = self._made(self.kafka.Producer, own)
+        producer = self.made(self.kafka.Producer, own)
         timeout_s = int(own.get("transaction.timeout.ms", TRANSACTION_MS)) / 1000
         doing = f"beginning transactions as {transactional_id!r}"
         try:
@@ -200,26 +167,6 @@ class Broker:
             cause = "The brokers answer, and none of them coordinates transactions; they may be too few for that."
             raise SinkFailedError(error.found, path=error.path, cause=cause, remedy=IMPOSSIBLE.remedy) from None
         return Transactions(self, producer, timeout_s)
-
-    def _asked(self) -> Any:
-        if self._admin is None:
-            self._admin = self._made(self._admin_module.AdminClient, {})
-        return self._admin
-
-    def _made(self, kind: Any, own: Mapping[str, Any]) -> Any:
-        try:
-            return kind({**own, **self._options, **{name: each for name, each in own.items() if name in OWN_OPTIONS}})
-        except (self.kafka.KafkaException, TypeError, ValueError) as error:
-            said = error.args[0].str() if isinstance(error, self.kafka.KafkaException) else str(error)
-            raise ConfigurationError(
-                f"KafkaSink: librdkafka does not take the options: {said}",
-                remedy="Correct options=…; the names are those of librdkafka's CONFIGURATION.md.",
-            ) from None
-
-    def _hear(self, error: Any) -> None:
-        """Keep what a client says beside its answers: why it cannot connect, or log in."""
-        if error.name() != "_ALL_BROKERS_DOWN":
-            self._said = error
 
     # ---- errors
 
@@ -240,17 +187,6 @@ class Broker:
             cause="The broker is slow, or another run's transaction on the control topic has not ended.",
             remedy="Run the same command again: nothing is lost or produced twice.",
         )
-
-    @contextlib.contextmanager
-    def translated(self, doing: str) -> Iterator[None]:
-        """Raise the errors of `reasons` for those of librdkafka."""
-        try:
-            yield
-        except (self.kafka.KafkaException, TimeoutError) as error:
-            said, self._said = self._said, None
-            late = self.kafka.KafkaError(self.kafka.KafkaError._TIMED_OUT)
-            answer = error.args[0] if isinstance(error, self.kafka.KafkaException) else late
-            raise broker_error(answer, self.target.topic, doing, said) from None
 
 
 class Transactions:

@@ -39,7 +39,8 @@ from recovery.base.printable import one_line
 from recovery.errors import ConfigurationError, OutputMismatchError, SinkFailedError
 from recovery.hadoop.reports import host_of_task
 from recovery.planning.sink_work import SinkWork
-from recovery.sinks.kafka.broker import OWN_OPTIONS, Broker
+from recovery.sinks.kafka.broker import Broker
+from recovery.sinks.kafka.client import OWN_OPTIONS
 from recovery.sinks.kafka.kept import KeptTopic
 from recovery.sinks.kafka.marker import (
     KafkaNote,

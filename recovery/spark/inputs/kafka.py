@@ -3,11 +3,10 @@ read before."""
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -16,6 +15,7 @@ from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Mo
 from recovery.errors import InputLostError, RecoveryError
 from recovery.planning.lag import PartLag
 from recovery.planning.lost_input import SHOWN_PARTS, Change, Loss, Needed, PartKind, There
+from recovery.planning.topics import Offsets, Subscription, offsets_in
 from recovery.spark.clusters import Input
 from recovery.spark.inputs.kafka_group import ConsumerGroup
 from recovery.spark.inputs.protocol import Looked, Resumes
@@ -23,8 +23,6 @@ from recovery.spark.jvm.kafka_groups import KafkaWatch
 from recovery.spark.jvm.kafka_offsets import Topic, topics_at
 from recovery.spark.jvm.lost_input import no_topic
 
-Offsets = dict[str, dict[int, int]]
-"""The next offset to read of each partition, by topic and number."""
 _LOOKS = (Moment.START, Moment.GOING_BACK)
 _CAUSE = "Retention removed the records, or the topic was deleted, made again, or left out of the flow."
 
@@ -55,21 +53,22 @@ class KafkaInput:
 
     def __init__(self, stream: Input, resumes: Resumes, spark: SparkSession) -> None:
         self._options = stream.options
+        self._subscription = Subscription.of(stream.options)
         self._spark = spark
         self._watch: KafkaWatch | None = None
-        self._at = _offsets(resumes.at) or {}
-        reads = [found for text in resumes.reached.offsets if (found := _offsets(text)) is not None]
+        self._at = offsets_in(resumes.at) or {}
+        reads = [found for text in resumes.reached.offsets if (found := offsets_in(text)) is not None]
         self._known = resumes.identities
         self._left = resumes.left
         self._back: dict[str, dict[int, int]] = {}
-        mine = {topic for topic in set().union(*reads) if self._subscribes(topic)} | self._at.keys()
+        mine = {topic for topic in set().union(*reads) if self._subscription.covers(topic)} | self._at.keys()
         self._reached: Offsets = {topic: _furthest(topic, [self._at, *reads]) for topic in mine}
 
     def look(self) -> Looked:
         """Look at the topics, and change nothing. Raises InputLostError or FlowFailedError for a topic that the flow
         names and that does not exist, and InputUnavailableError if the broker does not answer."""
-        named = self._named()
-        returns = {topic for topic in self._left.keys() - self._at.keys() if self._subscribes(topic)}
+        named = self._subscription.names
+        returns = {topic for topic in self._left.keys() - self._at.keys() if self._subscription.covers(topic)}
         asked = {*self._reached, *named, *returns}
         if not asked:
             return Looked()
@@ -78,7 +77,7 @@ class KafkaInput:
         # What Spark says of a topic that it has not read yet is as clear.
         if lacks and self._reached:
             raise no_topic(lacks, read=set(lacks) & self._reached.keys())
-        here = {topic: each for topic, each in found.items() if self._subscribes(topic)}
+        here = {topic: each for topic, each in found.items() if self._subscription.covers(topic)}
         back = {topic: self._again(topic, here[topic]) for topic in sorted(returns & here.keys())}
         looked = Looked(
             errors=tuple((topic, error) for topic, (error, _) in back.items()),
@@ -153,7 +152,7 @@ class KafkaInput:
 
     def offsets(self, at: str) -> Offsets:
         """Return the offset of the source as numbers."""
-        return _offsets(at) or {}
+        return offsets_in(at) or {}
 
     def behind(self, at: str) -> Sequence[PartLag]:
         """Return the records beyond an offset in each of its partitions, as the brokers say now."""
@@ -185,33 +184,6 @@ class KafkaInput:
             self._watch = KafkaWatch(self._spark, self._options)
         return self._watch
 
-    def _named(self) -> set[str]:
-        """Return the topics that the flow names; none if it gives a pattern."""
-        if "subscribe" in self._options:
-            return {each.strip() for each in self._options["subscribe"].split(",") if each.strip()}
-        return set(_assigned(self._options.get("assign", "")))
-
-    def _subscribes(self, topic: str) -> bool:
-        pattern = self._options.get("subscribepattern")
-        if pattern is None:
-            return topic in self._named()
-        try:
-            return re.fullmatch(pattern, topic) is not None
-        except re.error:
-            # Java knows more than Python here: a topic that was read matched then.
-            return True
-
-
-def lowest(offsets: Sequence[Offsets]) -> Offsets:
-    """Return the lowest of several offsets of each partition."""
-    found: Offsets = {}
-    for each in offsets:
-        for topic, partitions in each.items():
-            for number, offset in partitions.items():
-                of = found.setdefault(topic, {})
-                of[number] = min(offset, of.get(number, offset))
-    return found
-
 
 def _there(topics: Mapping[str, Topic]) -> dict[tuple[str, str], There]:
     return {
@@ -221,28 +193,12 @@ def _there(topics: Mapping[str, Topic]) -> dict[tuple[str, str], There]:
     }
 
 
-def _offsets(text: str | None) -> Offsets | None:
-    """Return an offset of a Kafka source; None for another source's offset, and without an offset."""
-    try:
-        return msgspec.json.decode(text or "", type=Offsets)
-    except (ValueError, RecursionError, RecoveryError):
-        return None
-
-
 def _left_topic(text: str) -> LeftTopic:
     """Return where a flow has left a topic; nowhere if a partition does not say it."""
     try:
         return msgspec.json.decode(text, type=LeftTopic)
     except (ValueError, RecursionError):
         return LeftTopic({})
-
-
-def _assigned(text: str) -> list[str]:
-    try:
-        found: Any = msgspec.json.decode(text)
-    except ValueError:
-        return []
-    return list(found) if isinstance(found, dict) else []
 
 
 def _furthest(topic: str, reads: Sequence[Offsets]) -> dict[int, int]:

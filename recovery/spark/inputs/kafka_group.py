@@ -6,8 +6,9 @@ import logging
 
 from recovery.base.clock import Clock
 from recovery.base.printable import one_line
+from recovery.planning.topics import GROUP_MARK
 from recovery.spark.jvm.errors import JVM_GONE
-from recovery.spark.jvm.kafka_groups import MARK, KafkaWatch, Offsets, why_not_shown
+from recovery.spark.jvm.kafka_groups import KafkaWatch, Offsets, why_not_shown
 
 _log = logging.getLogger("recovery")
 OFF = "off"
@@ -44,7 +45,7 @@ class ConsumerGroup:
         }
         if any(changed.values()):
             # Each time: consumers may have come and gone since.
-            if not all(text.startswith(MARK) for text in watch.metadata(self.name)):
+            if not all(text.startswith(GROUP_MARK) for text in watch.metadata(self.name)):
                 self._warn(
                     "another program has committed offsets for the group, which were not touched: name another one "
                     "(--kafka-group)"

@@ -10,7 +10,8 @@ from recovery.base.ids import BatchId
 from recovery.checkpoint.home import CheckpointHome
 from recovery.checkpoint.offsets import offset_at, read_offsets
 from recovery.planning.lag import PartLag, together
-from recovery.spark.inputs.kafka import KafkaInput, lowest
+from recovery.planning.topics import lowest
+from recovery.spark.inputs.kafka import KafkaInput
 from recovery.spark.inputs.kafka_group import ConsumerGroup
 from recovery.spark.inputs.kinds import input_of
 from recovery.spark.inputs.protocol import Resumes, StreamInput

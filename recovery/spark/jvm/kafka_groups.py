@@ -12,14 +12,13 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from recovery.planning.topics import GROUP_MARK
 from recovery.spark.jvm.kafka_offsets import close_client, open_client
 
 Offsets = Mapping[str, Mapping[int, int]]
 """The next offset to read of each partition, by topic and number."""
 PATIENCE_S = 10
 """How long a broker may take for an answer. Nothing of the run waits for it."""
-MARK = "recovery"
-"""How the metadata of an offset begins that a run has committed."""
 _END = re.compile(r"([\w.-]+)-(\d+)=ListOffsetsResultInfo\(offset=(-?\d+)")
 _METADATA = re.compile(r"metadata='([^']*)'")
 
@@ -59,12 +58,12 @@ class KafkaWatch:
         return _METADATA.findall(str(self._answer(listed.partitionsToOffsetAndMetadata()).toString()))
 
     def commit(self, group: str, offsets: Offsets, text: str) -> None:
-        """Let the brokers keep these offsets for a consumer group, with `text` behind MARK as metadata."""
+        """Let the brokers keep these offsets for a consumer group, with `text` behind GROUP_MARK as metadata."""
         admin, consumer = self._jvm.org.apache.kafka.clients.admin, self._jvm.org.apache.kafka.clients.consumer
         kept = self._jvm.java.util.HashMap()
         for topic, partitions in offsets.items():
             for number, offset in partitions.items():
-                kept.put(self._place(topic, number), consumer.OffsetAndMetadata(offset, f"{MARK} {text}"))
+                kept.put(self._place(topic, number), consumer.OffsetAndMetadata(offset, f"{GROUP_MARK} {text}"))
         options = self._patient(admin.AlterConsumerGroupOffsetsOptions())
         self._answer(self._client.alterConsumerGroupOffsets(group, kept, options).all())
 

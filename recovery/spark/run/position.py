@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from recovery.checkpoint.home import CheckpointHome
 from recovery.checkpoint.reached import reached
 from recovery.checkpoint.restore import RestoredCheckpoint, restore
 from recovery.checkpoint.source_places import SourcePlaces, recorded_places
-from recovery.checkpoint.sources import PLACES_KEY, check_logs, fit_sources
+from recovery.checkpoint.sources import IDENTITIES_KEY, LEFT_KEY, PLACES_KEY, check_logs, fit_sources, texts_by_name
 from recovery.config import RecoveryConfig
 from recovery.errors import FlowMismatchError
 from recovery.planning.going_back import given_up, goes_back
@@ -46,11 +45,6 @@ from recovery.spark.run.launch import setting_of
 from recovery.storage.origin import Origin
 from recovery.storage.seam import PartitionStore
 from recovery.storage.store import Store
-
-IDENTITIES_KEY = "identities"
-"""The row of step `$sources` that says which topics the position speaks of: the topics' ids, by name."""
-LEFT_KEY = "left"
-"""The row of step `$sources` that says which topics runs have stopped to read, and where, by name."""
 
 
 class RecoveredPosition(NamedTuple):
@@ -138,10 +132,10 @@ def readable(
     with closing(store.driver_rows(CHECKPOINT_STEP)) as rows:
         beyond = reached(rows if back else (), left, home.directory)
     recorded, newest = store.driver_values(SOURCES_STEP, plan.resume_epoch), store.driver_values(SOURCES_STEP)
-    known = {**_by_name(newest.get(IDENTITIES_KEY)), **_by_name(recorded.get(IDENTITIES_KEY))}
+    known = {**texts_by_name(newest.get(IDENTITIES_KEY)), **texts_by_name(recorded.get(IDENTITIES_KEY))}
     restored = position.restored
     found = look_at_inputs(
-        bound, home, restored.batch, beyond, known, _by_name(recorded.get(LEFT_KEY)), accepted,
+        bound, home, restored.batch, beyond, known, texts_by_name(recorded.get(LEFT_KEY)), accepted,
         given_up(plan, moment_text) if back else None, tables,
     )  # fmt: skip
     rows_of = dict(position.new_rows)
@@ -168,12 +162,6 @@ def readable(
         position.outdated or begins,
     )
     return moved, dict(found.left_out), tuple(said)
-
-
-def _by_name(text: object) -> dict[str, str]:
-    with contextlib.suppress(ValueError):
-        return msgspec.json.decode(text if isinstance(text, str) else "{}", type=dict[str, str])
-    return {}
 
 
 def _restore_beginning(

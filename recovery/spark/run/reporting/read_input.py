@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from recovery.idle.note import FlowInput
+from recovery.idle.note import FlowInput, NotedSource
 from recovery.idle.sources import noted_source
 from recovery.planning.sink_work import SinkWork
 from recovery.spark.run.execution import FlowRun
+from recovery.spark.run.parts.lagging import group_of
 
 
 def read_input(run: FlowRun) -> FlowInput:
@@ -19,20 +20,20 @@ def read_input(run: FlowRun) -> FlowInput:
         execution=run.execution.id,
         epoch=run.reports.summary.last_epoch,
         batch=run.closer.closed_batch,
-        sources=[each for each in sources if each is not None],
+        sources=[each for each in sources if isinstance(each, NotedSource)],
         places=bound.sources.to_text(),
         due_ms=run.mailboxes.due_ms,
-        why_not=_why_not(run, [
-            stream.format for stream, source in zip(bound.streams, sources, strict=True) if source is None
-        ]),
+        group=group_of(run.prepared.config, run.prepared.flow_id),
+        why_not=_why_not(run, [each for each in sources if isinstance(each, str)]),
     )  # fmt: skip
 
 
 def _why_not(run: FlowRun, unknown: list[str]) -> str:
-    """Return why only Spark knows whether there is something to do; empty: this package knows, too."""
+    """Return why only Spark knows whether there is something to do; empty: this package knows, too. unknown: why this
+    is so of sources."""
     work = run.delivery.work
     if unknown:
-        return f"only Spark knows whether the source {unknown[0]} has new input"
+        return unknown[0]
     if run.bound.tables:
         return "only Spark knows whether an Iceberg table has new input"
     if run.bound.keeps_native_state:
