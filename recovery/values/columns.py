@@ -153,10 +153,10 @@ def by_name(info: msgspec.inspect.Type, value: Any) -> Any:
         case msgspec.inspect.UnionType():
             there = [each for each in info.types if not isinstance(each, msgspec.inspect.NoneType)]
             return by_name(there[0], value) if value is not None and len(there) == 1 else value
-        case msgspec.inspect.Metadata(
-            extra={"columns": names} | {"struct": names}, type=msgspec.inspect.TupleType(item_types=kinds)
-        ):
-            return _arranged(names, kinds, value)
+        case msgspec.inspect.Metadata(extra={"columns": names}, type=msgspec.inspect.TupleType(item_types=kinds)):
+            return _arranged("columns", names, kinds, value)
+        case msgspec.inspect.Metadata(extra={"struct": names}, type=msgspec.inspect.TupleType(item_types=kinds)):
+            return _arranged("fields", names, kinds, value)
         case msgspec.inspect.Metadata():
             return by_name(info.type, value)
         case msgspec.inspect.ListType() if isinstance(value, list):
@@ -166,7 +166,7 @@ def by_name(info: msgspec.inspect.Type, value: Any) -> Any:
     return value
 
 
-def _arranged(names: Sequence[str], kinds: Sequence[msgspec.inspect.Type], value: Any) -> Any:
+def _arranged(what: str, names: Sequence[str], kinds: Sequence[msgspec.inspect.Type], value: Any) -> Any:
     fields = list(value) if isinstance(value, dict) else getattr(value, "__fields__", None)
     if fields is None:
         whole = isinstance(value, tuple) and len(value) == len(kinds)
@@ -174,7 +174,7 @@ def _arranged(names: Sequence[str], kinds: Sequence[msgspec.inspect.Type], value
     unknown = [name for name in fields if name not in names]
     if unknown:
         raise StateValueError(
-            f"{_shown(value)} has {', '.join(map(repr, unknown))}, which is none of {', '.join(names)}",
+            f"{_shown(value)} has {', '.join(map(repr, unknown))}, which is none of the {what} {', '.join(names)}",
             cause="The value does not fit the declared type of the state.",
         )
     given = value if isinstance(value, dict) else dict(zip(fields, value, strict=True))

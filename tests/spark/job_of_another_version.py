@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import GroupedData, SparkSession
 
 from tests.flows.operators import STORES
 from tests.spark.support import set_to, stream_of
-from tests.spark.test_operator_keys import JOBS, written
+from tests.spark.test_operator_keys import JOBS, of_rows, written
 
 
 def main() -> None:
@@ -25,6 +25,9 @@ def main() -> None:
     spark = builder.getOrCreate()
     for name in names:
         job, store, *_ = JOBS[name]
+        if job is of_rows and not hasattr(GroupedData, "transformWithState"):
+            # PySpark 4.0 has it for pandas only.
+            continue
         with set_to(spark, STORES[store]):
             written(job(stream_of(spark, Path(given))), Path(checkpoints, name))
     spark.stop()

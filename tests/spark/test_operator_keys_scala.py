@@ -26,6 +26,8 @@ from tests.stores import problems
 pytestmark = pytest.mark.long
 
 SOURCE = Path(__file__).with_name("grouped_jobs.scala")
+AVRO = ("processor", "several")
+"""Spark encodes only the state of these in Avro."""
 KINDS = ("case class", "two key columns", "number", "timeout", "bean", "kryo", "processor", "several")
 COLUMNS = (
     "n long, total long, range struct<least: long, most: long>, last string, seen array<long>, often map<string, int>"
@@ -40,6 +42,12 @@ class Jobs:
     checkpoints: Path
     half: dict[str, list[int]]
     feed: Feed
+
+    def of(self, kind: str) -> Path:
+        """The checkpoint of a job."""
+        if not (self.checkpoints / kind).exists():
+            pytest.skip("Spark has Avro for transformWithState only")
+        return self.checkpoints / kind
 
 
 @pytest.fixture(scope="module", params=["unsaferow", "avro"])
@@ -60,8 +68,8 @@ def jobs(request, tmp_path_factory) -> Jobs:
     feed.add([("only early", 7), ("", 5), ("nul\0inside", 6), ("😀", 7), ("é␀", 8)])
     ran = subprocess.run(
         [home / "bin" / "spark-submit", "--class", "GroupedJobs", root / "jobs.jar", root / "input", root / "jobs",
-         request.param, *KINDS],
-        capture_output=True, text=True, check=False, timeout=500, env={**os.environ, "SPARK_HOME": str(home)},
+         request.param, *(AVRO if request.param == "avro" else KINDS)],
+        capture_output=True, text=True, check=False, timeout=900, env={**os.environ, "SPARK_HOME": str(home)},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-5000:]
     half = feed.totals()
@@ -119,7 +127,7 @@ def test_a_flow_goes_on_exactly_behind_a_job_in_scala(spark, jobs, tmp_path, kin
     """The columns of a case class or a bean are those of the step; a key has the name that Spark gives it."""
     state, options, update = CASES[kind]
     named = {} if state is None else {"state": state}
-    done = imported(spark, jobs.checkpoints / kind, tmp_path / "db", **options, **named)
+    done = imported(spark, jobs.of(kind), tmp_path / "db", **options, **named)
     assert (done.keys, done.timeouts > 0) == (len(jobs.half), kind == "timeout")
     if kind != "two key columns":
         assert {key: total[:2] for key, total in totals_in(tmp_path / "db").items()} == encoded(jobs.half)
@@ -144,11 +152,11 @@ def test_a_flow_goes_on_exactly_behind_a_job_in_scala(spark, jobs, tmp_path, kin
 def test_parts_within_a_part_go_by_their_names(spark, jobs, tmp_path):
     """A step that names the same columns in another order gets each value under its name; a step that says nothing at
     the import is refused by its first run, which changes nothing."""
-    imported(spark, jobs.checkpoints / "case class", tmp_path / "db", state=TURNED)
+    imported(spark, jobs.of("case class"), tmp_path / "db", state=TURNED)
     ranges = {each.key: json.loads(each.value)[2] for each in snapshot_at(tmp_path / "db").states("totals")}
     assert any(most != least for most, least in ranges.values())
     assert all(most >= least for most, least in ranges.values())
-    imported(spark, jobs.checkpoints / "case class", tmp_path / "kept")
+    imported(spark, jobs.of("case class"), tmp_path / "kept")
     step = stateful("totals", key=F.col("key").alias("value"), update=with_range, output=OUTPUT, state=TURNED)
     with pytest.raises(StepChangedError, match=r"'range' of the state was struct\(least, most\)"):
         run_to_end(jobs.feed.frame(spark).transform(step), tmp_path / "kept")
@@ -158,23 +166,23 @@ def test_parts_within_a_part_go_by_their_names(spark, jobs, tmp_path):
 def test_a_state_without_names_is_one_column(spark, jobs, tmp_path):
     """A number is the column `value`, as Spark calls it. What Kryo has written is bytes, which no step in Python can
     read: they stay as they are, and a step with other columns is refused by its first run."""
-    imported(spark, jobs.checkpoints / "number", tmp_path / "number")
+    imported(spark, jobs.of("number"), tmp_path / "number")
     states = {each.key: json.loads(each.value) for each in snapshot_at(tmp_path / "number").states("totals")}
     assert states == {key: [total] for key, (_, total) in encoded(jobs.half).items()}
-    imported(spark, jobs.checkpoints / "kryo", tmp_path / "kryo")
+    imported(spark, jobs.of("kryo"), tmp_path / "kryo")
     for name in ("number", "kryo"):
         step = stateful("totals", key=F.col("key").alias("value"), update=added_later, output=OUTPUT,
                         state="n long, total long")  # fmt: skip
         with pytest.raises(StepChangedError, match="position 0 of the state was 'value' and is 'n'"):
             run_to_end(jobs.feed.frame(spark).transform(step), tmp_path / name)
     with pytest.raises(ConfigurationError, match="the variables count, every, often"):
-        imported(spark, jobs.checkpoints / "several", tmp_path / "number-2")
+        imported(spark, jobs.of("several"), tmp_path / "number-2")
 
 
 def test_a_key_has_the_name_that_spark_gives_it(spark, jobs, tmp_path):
     """A key that is no class is the column `value`: a step with another name is refused by its first run, and the error
     says both."""
-    imported(spark, jobs.checkpoints / "bean", tmp_path / "db")
+    imported(spark, jobs.of("bean"), tmp_path / "db")
     step = stateful("totals", key="key", update=added_later, output=OUTPUT, state="n long, total long")
     with pytest.raises(StepChangedError, match="its key was value string and is key string"):
         run_to_end(jobs.feed.frame(spark).transform(step), tmp_path / "db")

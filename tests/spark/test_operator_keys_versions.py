@@ -32,7 +32,7 @@ def jobs(request, tmp_path_factory):
     command = [request.param, "-m", "tests.spark.job_of_another_version", feed.path, root / "jobs", *NAMES]
     environ = {name: value for name, value in os.environ.items() if name not in ("SPARK_HOME", "VIRTUAL_ENV")}
     environ |= {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": request.param}
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500, env=environ, cwd=ROOT)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900, env=environ, cwd=ROOT)
     assert ran.returncode == 0, ran.stderr[-5000:]
     half = truth(feed)
     feed.add_random(3, count=60, keys=20)
@@ -43,6 +43,8 @@ def jobs(request, tmp_path_factory):
 def test_state_of_another_version_goes_on_here(spark, jobs, tmp_path, name):
     """Totals are those of all input, with the operator's metadata, schemas and files as that version wrote them."""
     checkpoints, half, feed = jobs
+    if not (checkpoints / name).exists():
+        pytest.skip("that version has no transformWithState of rows")
     _, _, options, update, state = JOBS[name]
     done = imported(spark, checkpoints / name, tmp_path / "db", **options)
     assert (done.keys, done.left_out, done.expired) == (len(half), 0, 0)
