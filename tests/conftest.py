@@ -1,4 +1,4 @@
-"""Directories for tests. Nothing here starts Spark."""
+"""What tests of several folders share: directories, one Spark session, one broker. Only tests that ask start them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -59,6 +60,11 @@ def has_room() -> bool:
 # Tests sync thousands of small files, which takes long on a disk that others use too. TMPDIR decides otherwise.
 if "TMPDIR" not in os.environ and has_room():
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.kafka import Kafka
 
 StoreMaker = Callable[[int], Path]
 
@@ -115,3 +121,33 @@ def make_store(store_maker: StoreMaker) -> Iterator[StoreMaker]:
 def store_dir(make_store: StoreMaker) -> Path:
     """A recovery directory of two empty partitions."""
     return make_store(2)
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """The broker of all tests that leave it running: starting one takes five seconds. Each test has topics of its
+    own."""
+    from tests.kafka import broker
+
+    with broker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One session for all tests that can share it. local[2,4]: two tasks at a time, and a failed task is tried again,
+    which plain local[2] never does."""
+    from recovery.spark.jvm.session import create_session, prepare_environment
+    from recovery.spark.tuning.appended_lines import install
+    from tests.kafka import CONNECTOR
+    from tests.lake import JARS, SETTINGS
+    from tests.spark.support import ROOT
+
+    prepare_environment(str(ROOT))
+    # A JVM loads jars when it starts, so the connectors' come with it, where there are some.
+    jars = ",".join(map(str, [*CONNECTOR, *JARS]))
+    conf = {"spark.sql.shuffle.partitions": "2", "spark.jars": jars, **SETTINGS}
+    session = create_session("tests", master="local[2,4]", conf=conf)
+    install(session)
+    yield session
+    session.stop()

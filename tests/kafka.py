@@ -49,6 +49,8 @@ transaction.state.log.replication.factor={copies}
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
 auto.create.topics.enable=false
+# Records of tests may have times of long ago.
+log.retention.ms=-1
 log.retention.check.interval.ms=500
 log.segment.delete.delay.ms=100
 file.delete.delay.ms=100

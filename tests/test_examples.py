@@ -21,6 +21,8 @@ import pytest
 
 from recovery.spark.jvm.cache import ARCHIVE_VARIABLE, CACHE_VARIABLE
 from tests.kafka import CONNECTOR, JARS, broker, needs_jars
+from tests.shares import some
+from tests.spark.support import run_here
 from tests.stores import paths_of, query, state_at
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +68,25 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+@pytest.fixture
+def typed(shell: Any, request: pytest.FixtureRequest) -> Any:
+    """Like `shell`; if the test's parameter is "here", `recovery run` runs in this process."""
+
+    def run(commands: str) -> str:
+        printed = ""
+        for line in map(str.strip, commands.splitlines()):
+            words = shlex.split(line)
+            if words[:4] == ["python", "-m", "recovery", "run"] and request.param == "here":
+                done = run_here(request.getfixturevalue("spark"), *words[4:])
+                assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+                printed += done.stdout
+            else:
+                printed += shell(line)
+        return printed
+
+    return run
+
+
 def commands_of(example: str) -> str:
     """The indented lines of an example's docstring: the commands that its reader types."""
     docstring = ast.get_docstring(ast.parse((EXAMPLES / example).read_text()))
@@ -97,9 +118,10 @@ def test_every_example_is_run_here() -> None:
     assert tested == {path.name for path in EXAMPLES.glob("*.py")}
 
 
-def test_word_count_continues_where_it_stopped(shell: Any) -> None:
+@pytest.mark.parametrize("typed", some(["here", "in processes"], "here"), indirect=True)
+def test_word_count_continues_where_it_stopped(shell: Any, typed: Any) -> None:
     """The second run reads the appended line alone, and counts on."""
-    printed = shell(commands_of("word_count.py"))
+    printed = typed(commands_of("word_count.py"))
     first, second = printed.split("micro-batch 1:")
     assert re.findall(r"(\d+)  (\w+)", first.split("micro-batch 0:")[1]) == [
         ("2", "be"), ("2", "to"), ("1", "not"), ("1", "or"),

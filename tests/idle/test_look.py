@@ -15,7 +15,7 @@ from recovery.idle.note import NAME
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.deltas.scratch import _prefix
 from recovery.storage.lock import DirectoryLock
-from tests.idle.world import World
+from tests.idle.world import Looker, World
 from tests.shares import first, one_in
 
 SKIPPED = "no new input since epoch"
@@ -25,12 +25,14 @@ SKIPPED = "no new input since epoch"
 def prepared(tmp_path_factory):
     """A world after a first run, and a copy of it."""
     path = tmp_path_factory.mktemp("idle")
-    world = World(path / "world")
+    looker = Looker(path)
+    world = World(path / "world", looker)
     first = world.run()
     assert first.returncode == 0, first.stderr
     assert "no earlier run" in first.stderr
     world.saved(path / "saved")
-    return world, path / "saved"
+    yield world, path / "saved"
+    looker.close()
 
 
 @pytest.fixture

@@ -45,13 +45,57 @@ flow = recovery.Flow("words", build, recovery.FileSink("out"))
 other = recovery.Flow("others", build, recovery.FileSink("out"))
 """
 OPTIONS = ("-s", "0", "--master", "local[2]", "--if-new-input")
+LOOKING = """
+import json, os, signal, sys
+import recovery.cli.run
+from recovery.__main__ import main
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    if (child := os.fork()) == 0:
+        signal.alarm(120)
+        os.chdir(asked["cwd"])
+        os.environ.clear()
+        os.environ.update(asked["env"])
+        for number in (1, 2):
+            os.dup2(os.open(asked["outputs"][number - 1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.argv = ["recovery", *asked["words"]]
+        main()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Looker:
+    """Runs commands in forks of one process that finds none of Spark's packages: a command ends well only if it needs
+    none of them. Each command has the modules of the others, and nothing else of theirs."""
+
+    def __init__(self, path: Path) -> None:
+        """path: a directory for what the commands print."""
+        self._outputs = [str(path / name) for name in ("stdout", "stderr")]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", BLOCKED + LOOKING],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    def run(self, words: list[str], cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run one command."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = {"words": words, "cwd": str(cwd), "env": env, "outputs": self._outputs}
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        code = int(self._process.stdout.readline())
+        return subprocess.CompletedProcess(words, code, *(Path(each).read_text() for each in self._outputs))
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate(timeout=60)
 
 
 class World:
-    """The directory. timeout_ms: of the key "soon"."""
+    """The directory. looker: for `look`. timeout_ms: of the key "soon"."""
 
-    def __init__(self, path: Path, timeout_ms: int = 24 * 3600 * 1000) -> None:
-        self.path = path
+    def __init__(self, path: Path, looker: Looker | None = None, timeout_ms: int = 24 * 3600 * 1000) -> None:
+        self.path, self.looker = path, looker
         self.db = path / "db"
         for name in ("logs", "app"):
             (path / name).mkdir(parents=True)
@@ -85,13 +129,11 @@ class World:
     def look(
         self, *options: str, target: str = "flow.py", cwd: Path | None = None, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """A run in a process that finds none of Spark's packages: the run ends well only if it needs none of them."""
-        code = BLOCKED + "from recovery.__main__ import main\nmain()"
-        command = [sys.executable, "-c", code, "run", target, "-r", str(self.db), *OPTIONS, *options]
-        command[command.index("-r") + 1] = "db" if cwd is None else os.path.relpath(self.db, cwd)
-        return subprocess.run(
-            command, cwd=cwd or self.path, env=self.env(**(env or {})), capture_output=True, text=True, timeout=120
-        )  # fmt: skip
+        """A run by the looker: it ends well only if it needs none of Spark's packages."""
+        assert self.looker is not None
+        cwd = cwd or self.path
+        words = ["run", target, "-r", os.path.relpath(self.db, cwd), *OPTIONS, *options]
+        return self.looker.run(words, cwd, self.env(**(env or {})))
 
     def command(self, *arguments: str) -> str:
         """Another command on the directory; what it prints."""

@@ -1,4 +1,4 @@
-"""Databases of every kind that UpsertSink is tested with; a Kafka broker and its topics."""
+"""Databases of every kind that UpsertSink is tested with; topics of Kafka."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.kafka import Kafka, broker
+from tests.kafka import Kafka
 from tests.sinks import postgresql, tables, topics
 
 _numbers = itertools.count(1)
@@ -64,14 +64,8 @@ def rows_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recovery.sinks.kafka.sink.write_records", topics.write_records)
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory) -> Iterator[Kafka]:
-    with broker(tmp_path_factory.mktemp("broker")) as running:
-        yield running
-
-
 @pytest.fixture
-def topic(kafka) -> Callable[..., str]:
+def topic(kafka: Kafka) -> Callable[..., str]:
     """A function that makes topics of names that no other test has."""
     return lambda partitions=2, **settings: kafka.create(f"topic-{next(_numbers)}", partitions, **settings)
 

@@ -1,32 +1,12 @@
-"""One Spark session for all tests that can share it."""
+"""What tests on the shared Spark session share besides the session."""
 
 from __future__ import annotations
 
 import pytest
 
-from recovery.spark.tuning.appended_lines import install
 from recovery.spark.tuning.tuning import TACTICS, VARIABLE
-from tests.kafka import CONNECTOR
-from tests.lake import JARS, SETTINGS
 from tests.shares import some
 from tests.spark.support import Feed
-
-
-@pytest.fixture(scope="session")
-def spark():
-    """local[2,4]: two tasks at a time, and a failed task is tried again, which plain local[2] never does."""
-    from recovery.spark.jvm.session import create_session, prepare_environment
-    from tests.spark.support import ROOT
-
-    prepare_environment(str(ROOT))
-    # A JVM loads jars when it starts, so the connectors' come with it, where there are some.
-    jars = ",".join(map(str, [*CONNECTOR, *JARS]))
-    conf = {"spark.sql.shuffle.partitions": "2", "spark.jars": jars, **SETTINGS}
-    session = create_session("tests", master="local[2,4]", conf=conf)
-    install(session)
-    yield session
-    session.stop()
-
 
 UNTUNED = ",".join(f"-{name}" for name in sorted(TACTICS))
 

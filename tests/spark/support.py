@@ -6,8 +6,12 @@ import contextlib
 import json
 import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 from recovery import DiscardSink, RecoveryConfig, init_partitions, start, stateful
 from recovery.base.clock import SystemClock
@@ -16,6 +20,7 @@ from recovery.operational.rewinds import read_rewinds
 from recovery.planning.going_back import cut_of
 from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
+from tests.owner.served import invoked
 from tests.stores import paths_of, query, state_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +107,20 @@ def run_to_end(
     )
     query.await_termination()
     return query.summary
+
+
+def run_here(spark, *words: str) -> subprocess.CompletedProcess[str]:
+    """`recovery run` in this process, on the shared session. In a process of its own, starting Spark takes most of the
+    time of a run."""
+    with pytest.MonkeyPatch.context() as patch:
+        for room in ("recovery.spark.run.blocking", "recovery.spark.pipelines.run"):
+            patch.setattr(f"{room}.create_session", lambda *_, **__: spark)
+        for room in ("recovery.spark.run.blocking", "recovery.spark.jvm.session_end"):
+            patch.setattr(f"{room}.stop_session", lambda _: None)
+        # Where the flow's file is: a process of its own forgets that when it ends.
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        return invoked("run", *words)
 
 
 def states(directory: Path, step: str) -> dict:

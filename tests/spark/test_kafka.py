@@ -21,25 +21,20 @@ from tests.spark.support import run_to_end, states
 from tests.waiting import wait_until
 
 pytestmark = needs_jars
+_tests = itertools.count(1)
 on_its_spark = pytest.mark.skipif(
     not CONNECTOR_VERSION.startswith("{}.{}.".format(*VERSION)),
     reason=f"the connector {CONNECTOR_VERSION} is of another Spark: .ci/run has a step on that one",
 )
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory):
-    with broker(tmp_path_factory.mktemp("broker")) as running:
-        yield running
-
-
 @pytest.fixture
 def topic(kafka, request):
     """A function that makes topics of names that no other test has."""
-    numbers = itertools.count()
+    test, numbers = next(_tests), itertools.count()
 
     def make(partitions=2, name="", **settings):
-        own = f"{request.node.originalname}-{name or next(numbers)}"
+        own = f"{request.node.originalname}-{test}-{name or next(numbers)}"
         return kafka.create(own.replace("_", "-"), partitions, **settings)
 
     return make

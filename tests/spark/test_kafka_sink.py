@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from recovery import FlowFailedError, KafkaSink, OutputMismatchError, init_partitions
 from recovery.cli import main
 from recovery.storage.scan import scan
-from tests.kafka import CONNECTOR, broker, needs_jars
+from tests.kafka import CONNECTOR, needs_jars
 from tests.shares import first
 from tests.spark.support import ROOT, going_back, run_to_end, states
 from tests.spark.test_crashes import finish, recovery_command
@@ -27,12 +27,6 @@ KILLS = int(os.environ.get("RECOVERY_TEST_KAFKA_KILLS", "50"))
 POINTS = ["", "kafka.1", "kafka.2", "kafka.3.sent", "kafka.3.part", "kafka.3", "kafka.4", "kafka.5.claimed", "close.3"]
 BACK = ["kafka.5.back.sent", "kafka.5.back.part", "kafka.5.back", "kafka.5.kept", "kafka.5"]
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory):
-    with broker(tmp_path_factory.mktemp("broker")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from recovery.spark.pipelines.incremental import Incremental, Load, Loading
 from tests.operational.support import IMPATIENT, SetClock
 from tests.owner.served import invoked
 from tests.shares import first, some
-from tests.spark.support import ROOT, run_to_end, totals_step
+from tests.spark.support import ROOT, run_here, run_to_end, totals_step
 
 MOMENT = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
@@ -537,7 +537,7 @@ pipeline = Pipeline("nightly", [
     assert len(done.stderr.splitlines()) == 8
 
 
-def test_on_the_command_line(tmp_path, monkeypatch):
+def test_on_the_command_line(spark, tmp_path, monkeypatch):
     """`recovery run` runs a pipeline, and says of every node why it ran."""
     monkeypatch.chdir(tmp_path)
     init_partitions(tmp_path / "db", 1)
@@ -549,7 +549,7 @@ pipeline = Pipeline("nightly", [
     Node("report", read=lambda spark: spark.read.parquet("out"), write=lambda frame: frame.collect(), needs=["load"]),
 ])
 """)
-    done = command_line(tmp_path, "jobs.py", "-r", "db", "--resume", "--json")
+    done = run_here(spark, "jobs.py", "-r", "db", "--resume", "--json")
     assert done.returncode == 0, done.stderr
     nodes = json.loads(done.stdout)["nodes"]
     assert {name: (node["status"], node["rows"], node["why"]) for name, node in nodes.items()} == {

@@ -196,6 +196,7 @@ def test_the_form_of_bytewax(tmp_path, feed, spark):
     assert states(job.directory, "totals") == {"a": 1001, "b": 2}
 
 
+@pytest.mark.long
 def test_a_vectorised_step_is_divided_until_the_bad_keys_are_found(tmp_path, feed, spark):
     """Two bad keys among many: their rows wait, and every other key is applied once."""
     feed.add([(f"k{number}", number) for number in range(500)] + [("k7", 1000), ("k300", 2000)])

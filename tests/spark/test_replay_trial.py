@@ -20,7 +20,7 @@ from tests.flows import bad_rows
 from tests.flows.bad_rows import keyed, pairs
 from tests.owner.served import Served, recovery, spread, token_file
 from tests.shares import some
-from tests.spark.support import ROOT, states
+from tests.spark.support import ROOT, Feed, states
 from tests.stores import content
 
 
@@ -110,6 +110,22 @@ def job(tmp_path, feed, spark):
     return Job(tmp_path, feed, spark)
 
 
+@pytest.fixture(scope="module")
+def module_job(spark, tmp_path_factory):
+    """The job of `ran`."""
+    root = tmp_path_factory.mktemp("job")
+    made = Job(root, Feed(root / "input"), spark)
+    made.run()
+    return made
+
+
+@pytest.fixture
+def ran(module_job):
+    """A job that has run, which trials leave as it is: it is made once."""
+    module_job.limit.write_text("1000")
+    return module_job
+
+
 @pytest.mark.parametrize(
     ("kind", "limit"),
     [
@@ -146,15 +162,14 @@ def test_only_the_wanted_keys_are_tried(job):
     assert tried.error.startswith("ValueError: too large: 2600 (test_replay_trial.py, line ")
 
 
-def test_states_of_another_form_are_converted_first(job):
+def test_states_of_another_form_are_converted_first(ran):
     """As the start would do it: the new code gets states of its own form."""
-    job.run()
     given = {"migrate": lambda old: [str(each) for each in old]}
-    tried = {each.key.key: each for each in job.tried(**given)}
+    tried = {each.key.key: each for each in ran.tried(**given)}
     assert tried["a"].error.startswith("ValueError: too large: 1500")
-    job.limit.write_text("9000")
+    ran.limit.write_text("9000")
     # The new code would keep numbers among the texts.
-    assert all("int" in each.error for each in job.tried(**given))
+    assert all("int" in each.error for each in ran.tried(**given))
 
 
 @pytest.mark.parametrize(
@@ -165,16 +180,14 @@ def test_states_of_another_form_are_converted_first(job):
         ({"on_error": "fail"}, QuarantineError),
     ],
 )
-def test_a_flow_that_would_not_start(job, given, error):
+def test_a_flow_that_would_not_start(ran, given, error):
     """The trial says why, as the start does."""
-    job.run()
     with pytest.raises(error, match="in quarantine"):
-        job.tried(**given)
+        ran.tried(**given)
 
 
-def test_an_error_that_says_nothing_about_a_row(job, monkeypatch):
+def test_an_error_that_says_nothing_about_a_row(ran, monkeypatch):
     """Ends the trial, as it would end the run."""
-    job.run()
     for failure in (ImportError("no module"), MemoryError(), SystemExit(3)):
 
         def fail(limit, failure=failure):
@@ -182,7 +195,7 @@ def test_an_error_that_says_nothing_about_a_row(job, monkeypatch):
 
         monkeypatch.setattr(f"{__name__}.most", fail)
         with pytest.raises(FlowFailedError, match="not because of a row"):
-            job.tried()
+            ran.tried()
 
 
 @pytest.mark.long

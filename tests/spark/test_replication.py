@@ -29,7 +29,9 @@ from recovery.spark.run.reporting.events import BatchDone, ReplicaChanged
 from recovery.storage.scan import scan
 from tests.backup.standby.support import followed, promoted
 from tests.backup.support import assert_sound, back_up, bring_back, is_marked, work
+from tests.shares import first
 from tests.spark.support import run_to_end, states, totals_step
+from tests.spark.test_sinks import running_totals
 from tests.waiting import wait_until
 
 
@@ -123,7 +125,7 @@ def test_a_directory_that_was_taken_over_shows_nothing(spark, feed, tmp_path, ca
     assert {file.name for entry in entries for file in entry.files} == {path.name for path in output.glob("epoch-*")}
 
 
-@pytest.mark.parametrize("complete", [False, True])
+@first("complete", [True, False])
 def test_a_run_that_ends_behind_says_so(spark, feed, tmp_path, monkeypatch, complete):
     """By its summary, and by its exit code if that was asked for. The next run ships the epoch."""
     monkeypatch.setattr("recovery.replication.process.END_S", 1.0)
@@ -224,10 +226,7 @@ def test_a_standby_takes_over(spark, feed, tmp_path):
     assert shown() == before
     assert run_to_end(frame, standby, FileSink(output, "json"), **config).last_epoch == 5
     assert states(standby, "totals") == feed.totals()
-    plain = tmp_path / "plain"
-    run_to_end(frame, tmp_path / "db of its own", FileSink(plain, "json"))
-    alone = spark.read.format("json").schema(frame.schema).load(str(plain)).collect()
-    assert shown() == sorted(tuple(row) for row in alone)
+    assert shown() == sorted(running_totals(feed.rows, 50))
 
 
 def test_a_place_of_another_store_is_refused_before_anything_is_written(spark, feed, make_store, tmp_path):

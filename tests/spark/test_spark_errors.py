@@ -13,7 +13,6 @@ import pytest
 
 from recovery import Flow, RecoveryConfig, init_partitions, run
 from recovery.errors import ExecutorPackageError, FlowFailedError, InputUnavailableError
-from tests.shares import some
 from tests.spark.support import ROOT, run_to_end, states, totals_step
 
 COUNTED = """
@@ -50,6 +49,7 @@ def ran(feed, tmp_path):
     return ran
 
 
+@pytest.mark.long
 def test_a_module_that_only_the_driver_finds(ran, tmp_path):
     """By a change of sys.path in the flow's file: the error says where workers look, and nothing of executors."""
     (tmp_path / "lib").mkdir()
@@ -93,9 +93,8 @@ def test_workers_of_no_python(ran):
     assert "Spark cannot start Python workers: /nonexistent/python: No such file or directory" in error
 
 
-@pytest.mark.parametrize(
-    "setting", some(["spark.sql.shuffle.partitions", "spark.task.cpus"], "spark.sql.shuffle.partitions")
-)
+@pytest.mark.long
+@pytest.mark.parametrize("setting", ["spark.sql.shuffle.partitions", "spark.task.cpus"])
 def test_a_setting_with_an_unusable_value(ran, setting):
     """Of a session or of Spark itself: no flow and no restart could help."""
     code, error = ran("", "pass", "--conf", f"{setting}=abc")
@@ -121,7 +120,6 @@ def test_a_timeout_that_is_no_interval(spark, feed, tmp_path):
     assert "(test_spark_errors.py, line " in first
 
 
-@pytest.mark.long
 def test_a_module_of_a_session_of_ones_own(spark, feed, tmp_path, monkeypatch):
     """The same error as from recovery run; the next run, without the module, goes on."""
     (tmp_path / "lib").mkdir()

@@ -12,7 +12,7 @@ from tests.kafka import broker, needs_jars
 from tests.spark import test_kafka as shared
 from tests.spark.test_kafka import on_its_spark, put_out, records, run, some
 
-kafka, topic = shared.kafka, shared.topic
+topic = shared.topic
 pytestmark = [needs_jars, on_its_spark]
 
 

@@ -30,6 +30,7 @@ from recovery.spark.inputs.kinds import GENERATED, KINDS, input_of
 from recovery.spark.inputs.others import OtherInput
 from recovery.spark.inputs.protocol import Resumes
 from recovery.spark.jvm.versions import VERSION
+from tests.shares import first
 from tests.spark.support import run_to_end
 from tests.spark.test_crashes import finish, recovery_command
 
@@ -260,7 +261,7 @@ def test_going_back(spark, worlds, capsys, kind, name, cell):
     assert world.rows() == _rows_of("1 2 3")
 
 
-@pytest.mark.parametrize("old", range(3))
+@first("old", range(3), count=2)
 def test_partitions_that_are_older_copies(spark, worlds, capsys, old):
     """They pull the others back to an epoch that all hold. What the others know to have been read has to be there; what
     only the older copy's partition held is not known, and the run says so."""

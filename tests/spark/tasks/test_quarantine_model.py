@@ -308,8 +308,10 @@ def check(driver: Driver, model: Model, batch: int) -> None:
 
 @pytest.mark.parametrize("form", ["rows", "timeouts", "tables", "computed"])
 @first("hold", ["key", "no"])
-@pytest.mark.parametrize(
-    ("where", "seed"), [("memory", 0), ("memory", 1), ("files", 2), ("files", 3), ("files", 4), ("owner", 5)]
+@first(
+    ("where", "seed"),
+    [("memory", 0), ("files", 2), ("owner", 5), ("memory", 1), ("files", 3), ("files", 4)],
+    count=3,
 )
 def test_a_random_history(seed, where, hold, form, tmp_path, monkeypatch):
     """Replayed by the seed in the test's name."""

@@ -200,11 +200,7 @@ FAILURES = {
     "when the query does not start": (Stream, "launch", True),
     "when the query runs": (Part, "started", True),
 }
-BY_DEFAULT = [
-    "while it is planned",
-    "when the first epoch cannot be closed",
-    "when the query runs",
-]
+BY_DEFAULT = ["while it is planned", "when the query runs"]
 
 
 @pytest.mark.parametrize("when", some(FAILURES, *BY_DEFAULT))
