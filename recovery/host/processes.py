@@ -89,9 +89,10 @@ def _is_hidden(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except PermissionError:
-        return not Path(f"/proc/{pid}").exists()
+        # Of a zombie it shows that.
+        return not os.access(f"/proc/{pid}/stat", os.R_OK)
     except OSError:
-        return False
+        pass
     return False
 
 
