@@ -33,6 +33,8 @@ OBJECTS = "objects/"
 FEW = 32
 """So many manifests are read one by one; for more, the bundle is read first. So many that it lacks, and it is written
 again."""
+MOST_HEADS = 4096
+"""Heads in a bundle, of some kilobytes each; the names of newer ones sort later."""
 LARGEST = 256 << 20
 DIGEST_BYTES = 32
 
@@ -102,6 +104,12 @@ class Manifests:
             self._heads_read[name] = bytes(content)
         elif self._is_used and kept is None:
             self._fresh[name] = bytes(content)
+
+    def forget_but(self, entries: Iterable[PlaceEntry]) -> None:
+        """Forget what was read of manifests that the place does not list any more, and of all but the newest heads."""
+        names = {entry.name for entry in entries}
+        self._fresh = {name: content for name, content in self._fresh.items() if name in names}
+        self._heads_read = dict(sorted(self._heads_read.items())[-MOST_HEADS:])
 
     def keep(self, sound: Iterable[PlaceEntry]) -> None:
         """Write the bundle if more than `FEW` manifests had to be read themselves. sound: the manifests that the place

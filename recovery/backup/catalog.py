@@ -57,6 +57,7 @@ class Catalog:
             found = list(pool.map(self._read, new))
         known |= {entry: each for entry, each in zip(new, found, strict=True) if isinstance(each, Backup)}
         self._known = known
+        self._manifests.forget_but(known)
         backups = sorted(known.values(), key=lambda backup: age(backup.stage))
         return Contents(tuple(backups), tuple(each for each in found if isinstance(each, PlaceEntry)))
 

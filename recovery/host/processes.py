@@ -72,7 +72,8 @@ def has_ended(holder: Mapping[str, Any]) -> bool:
     if not isinstance(pid, int) or pid <= 0 or host != socket.gethostname():
         return False
     if isinstance(noted, str):
-        return is_visible(host, noted) and not is_same(identity(pid), noted)
+        found = identity(pid)
+        return is_visible(host, noted) and not is_same(found, noted) and not (found is None and _is_hidden(pid))
     # An earlier version wrote it.
     try:
         os.kill(pid, 0)
@@ -80,6 +81,18 @@ def has_ended(holder: Mapping[str, Any]) -> bool:
         return True
     except OSError:
         return False
+    return False
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether a process of another user runs that /proc does not show to this one, as with the mount option hidepid."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        # Of a zombie it shows that.
+        return not os.access(f"/proc/{pid}/stat", os.R_OK)
+    except OSError:
+        pass
     return False
 
 

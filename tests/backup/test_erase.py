@@ -29,7 +29,7 @@ from recovery.errors import (
     TakenOverError,
     UnsupportedVersionError,
 )
-from recovery.host.processes import as_holder
+from recovery.host.processes import as_holder, has_ended
 from recovery.operational.runs import RunHistory
 from recovery.operational.steps.step_edits import audit
 from recovery.places.directory import DirectoryPlace
@@ -273,6 +273,18 @@ def test_the_note_of_a_killed_backup_holds_up_nothing_where_its_process_is_known
     done = copies.erase()
     assert set(kept) < set(done.left)
     assert copies.erase(killed=True).left == ()
+
+
+def test_a_process_that_this_user_cannot_see_has_not_ended(monkeypatch):
+    """Where /proc hides the processes of others (hidepid), only the right to signal one tells that it is there."""
+    unseen = another(pid=(1 << 22) + 7)
+    assert has_ended(unseen)
+
+    def kill(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("recovery.host.processes.os.kill", kill)
+    assert not has_ended(unseen)
 
 
 @pytest.mark.parametrize("point", ["backup.stored", "place.2"])
