@@ -41,7 +41,7 @@ DIGEST_BYTES = 32
 _Name = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-class _Kept(msgspec.Struct, frozen=True, array_like=True):
+class _BundledManifest(msgspec.Struct, frozen=True, array_like=True):
     """A manifest: its name, the time at which it was written, and its bytes."""
 
     name: _Name
@@ -50,14 +50,14 @@ class _Kept(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Bundle(msgspec.Struct, frozen=True):
-    manifests: list[_Kept] = []
+    manifests: list[_BundledManifest] = []
     heads: dict[_Name, bytes] = {}
 
 
 _DECODER = msgspec.msgpack.Decoder(_Bundle)
 
 
-class Readable(Protocol):
+class ObjectReader(Protocol):
     """What manifests and heads are read from."""
 
     def read(self, name: str) -> Iterator[bytes]:
@@ -121,7 +121,7 @@ class Manifests:
             known = {PlaceEntry(e.name, len(e.content), e.written_ms): e.content for e in before.manifests}
             found = [(each, known.get(each) or self._fresh.get(each.name)) for each in sound]
             kept = [
-                _Kept(each.name, each.written_ms, content)
+                _BundledManifest(each.name, each.written_ms, content)
                 for each, content in found
                 if content is not None and len(content) == each.size_bytes
             ]

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from recovery.backup.bundle import Readable
+from recovery.backup.bundle import ObjectReader
 from recovery.errors import shown
 from recovery.places.protocol import UnreadableError
 
@@ -135,7 +135,7 @@ def _shared(mine: list[Any], others: list[Any]) -> int:
 class Heads:
     """The heads at a place. Reads each one once, as long as not many others are read. Safe from several threads."""
 
-    def __init__(self, target: Readable) -> None:
+    def __init__(self, target: ObjectReader) -> None:
         self._target = target
         self._lock = threading.Lock()
         self._known: dict[NamedHead, Head] = {}

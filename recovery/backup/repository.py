@@ -151,7 +151,7 @@ class Running:
         return self.maker is not None and has_ended(msgspec.structs.asdict(self.maker))
 
 
-class UnderWay(NamedTuple):
+class BackupUnderWay(NamedTuple):
     """A note of a backup that may still be being made: its name at the place, and what people read."""
 
     name: str
@@ -342,7 +342,7 @@ def _is_of_ended(target: Place, entry: PlaceEntry) -> bool:
     return running is not None and running.has_ended
 
 
-def under_way(target: Place, now_ms: int) -> list[UnderWay]:
+def under_way(target: Place, now_ms: int) -> list[BackupUnderWay]:
     """Return the backups that may still be being made at a place. Raises BackupTargetError."""
     fresh = [entry for entry in entries_of(target, RUNNING) if not _is_stale(entry, now_ms)]
     found = []
@@ -351,7 +351,7 @@ def under_way(target: Place, now_ms: int) -> list[UnderWay]:
         maker = None if running is None else running.maker
         if running is None or not running.has_ended:
             by = "" if maker is None else f", {describe_holder(msgspec.structs.asdict(maker))}"
-            found.append(UnderWay(entry.name, f"{entry.name} of {moment_text(entry.written_ms)}{by}"))
+            found.append(BackupUnderWay(entry.name, f"{entry.name} of {moment_text(entry.written_ms)}{by}"))
     return found
 
 

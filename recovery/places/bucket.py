@@ -14,7 +14,7 @@ from recovery.places.access import Access, access_of, endpoint_of
 from recovery.places.address import PlaceAddress
 from recovery.places.arrow import arrow, content_of, or_arrow_error
 from recovery.places.failures import Failures
-from recovery.places.protocol import CHUNK_BYTES, NO_ANSWER_S, OF_EVERY_PLACE, PlaceEntry, Versions
+from recovery.places.protocol import CHUNK_BYTES, NO_ANSWER_S, OF_EVERY_PLACE, ObjectVersions, PlaceEntry
 from recovery.places.secrets import Secrets
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class BucketPlace:
         secrets: Secrets | None = None,
         no_answer_s: float = NO_ANSWER_S,
         looked_at: str = "",
-        versions: Versions | None = None,
+        versions: ObjectVersions | None = None,
         unseen: str = "",
     ) -> None:
         """looked_at: where credentials were looked for."""
@@ -172,7 +172,7 @@ def open_bucket(address: PlaceAddress, environ: Mapping[str, str], no_answer_s: 
             remedy="See docs/backup.md for the forms.",
         ) from None
     root = f"{address.bucket}/{address.path}"
-    versions: Versions | None = None
+    versions: ObjectVersions | None = None
     if address.kind == "s3" and access.key_id and access.secret:
         # It imports Python's HTTP client, which few processes need.
         from recovery.places.versions import BucketVersions

@@ -28,10 +28,10 @@ from recovery.places.protocol import (
     SUFFIXES,
     Conflict,
     FoundObject,
+    ObjectVersions,
     PlaceEntry,
     Token,
     UnreadableError,
-    Versions,
 )
 
 
@@ -48,7 +48,7 @@ class DirectoryPlace:
         ),
     }
 
-    versions: Versions | None = None
+    versions: ObjectVersions | None = None
     unseen = ""
 
     def __init__(self, root: Path, modes: Modes = PRIVATE) -> None:

@@ -94,7 +94,7 @@ class Lock:
     mode: str
 
 
-class Versions(Protocol):
+class ObjectVersions(Protocol):
     """What a bucket with versioning keeps of objects that were removed or replaced. Raises BackupTargetError."""
 
     def entries(self, prefix: str) -> list[OlderVersion]:
@@ -127,7 +127,7 @@ class Place(Protocol):
     """
 
     shown: str
-    versions: Versions | None
+    versions: ObjectVersions | None
     unseen: str
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
