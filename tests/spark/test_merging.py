@@ -114,6 +114,18 @@ def test_many_keys_in_the_first_micro_batch(spark, feed, tmp_path, merged):
     assert (summary.rows, summary.states) == (60_000, 60_000)
 
 
+@pytest.mark.parametrize("most", some([1, 64 << 20], 1))
+def test_few_rows_of_many_bytes(spark, feed, tmp_path, merged, monkeypatch, most):
+    """The driver takes no counted rows that its memory may not hold."""
+    monkeypatch.setattr(merging, "MOST_BYTES", -1)
+    monkeypatch.setattr(merging, "MOST_COUNTED_BYTES", most)
+    feed.add((f"k{number % 3}", number) for number in range(1000))
+    texts = collect(F.concat(F.lit("a" * 100), "value"), 100)
+    run_to_end(feed.frame(spark).transform(aggregate("some", key="key", texts=texts)), tmp_path / "db")
+    assert merged == ([] if most == 1 else [0])
+    assert [len(each["texts"]) for each in states(tmp_path / "db", "some").values()] == [100] * 3
+
+
 @pytest.mark.long
 def test_rows_that_cannot_be_combined(spark, feed, tmp_path, merged):
     """How many rows there are counts, however few keys they have."""

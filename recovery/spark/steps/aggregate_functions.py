@@ -26,7 +26,7 @@ from recovery.values.kernels import HALF, Count, Different, Distinct, Extreme, K
 _COMPARED = (T.NumericType, T.DateType, T.TimestampType, T.TimestampNTZType)
 _LONG, _DOUBLE = T.LongType(), T.DoubleType()
 MOST_LISTED = 100
-"""Longest arrays that Spark combines rows to: a task may hold those of more than a hundred keys in memory."""
+"""Longest arrays that Spark combines rows to: it has the array of one key outside of the memory that it bounds."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ package recovery;
 import java.io.OutputStream;
 import java.nio.file.Files;
 import java.nio.file.Paths;
+import org.apache.spark.sql.catalyst.plans.logical.Statistics;
 import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.arrow.ArrowConverters$;
 import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
@@ -32,11 +33,16 @@ public class Collecting {
         }
     }
 
-    /** Runs what is below an exchange, and returns the number of rows. It does not run again for the plan. */
-    public static long count(ShuffleExchangeExec exchange) throws Exception {
+    /**
+     * Runs what is below an exchange, and returns the number of rows, or the greatest long if they have more than
+     * `mostBytes` bytes. It does not run again for the plan.
+     */
+    public static long count(ShuffleExchangeExec exchange, long mostBytes) throws Exception {
         Future job = (Future) ThreadUtils.awaitReady(exchange.submitShuffleJob(), Duration.Inf());
         ((Try) job.value().get()).get();
-        Option rows = exchange.runtimeStatistics().rowCount();
-        return rows.isEmpty() ? Long.MAX_VALUE : ((BigInt) rows.get()).longValue();
+        Statistics statistics = exchange.runtimeStatistics();
+        Option rows = statistics.rowCount();
+        boolean many = rows.isEmpty() || statistics.sizeInBytes().longValue() > mostBytes;
+        return many ? Long.MAX_VALUE : ((BigInt) rows.get()).longValue();
     }
 }

@@ -33,10 +33,10 @@ class Collector:
             read = file.read()
         return pa.ipc.open_stream(read).read_all().to_batches() if read else []
 
-    def count(self, exchange: Any) -> int:
-        """Run what is below an exchange, and return the number of rows. The part below the exchange does not run again
-        when its plan does."""
-        return int(self._collecting.count(exchange))
+    def count(self, exchange: Any, most_bytes: int) -> int:
+        """Run what is below an exchange, and return the number of rows, or the greatest long if they have more bytes.
+        The part below the exchange does not run again when its plan does."""
+        return int(self._collecting.count(exchange, most_bytes))
 
 
 def local_frame(spark: SparkSession, table: pa.Table, schema: T.StructType, time_zone: str) -> DataFrame:

@@ -43,6 +43,8 @@ FEW_ROWS = 10_000
 MOST_BYTES = 64 << 20
 """Most bytes to read at which rows are taken before they are counted: the driver has memory for so many bytes, whatever
 the rows are."""
+MOST_COUNTED_BYTES = 64 << 20
+"""Most bytes of counted rows, which may have arrays of long strings."""
 PAUSE = 20
 """Number of micro-batches that are left to Spark after a micro-batch that unexpectedly had many rows."""
 _ABOVE = {"Project", "Filter"}
@@ -160,7 +162,7 @@ class Merging:
         """The node of the plan whose rows the driver takes; None if it takes none."""
         if self._few and bytes_to_read(query) <= MOST_BYTES:
             return exchange.child()
-        if collector.count(exchange) <= FEW_ROWS:
+        if collector.count(exchange, MOST_COUNTED_BYTES) <= FEW_ROWS:
             return exchange
         self._back_off.pause()
         return None
