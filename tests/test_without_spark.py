@@ -42,7 +42,7 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_directories_are_kept_copied_and_shown_without_spark(tmp_path):
     """Partitions, their copies, marks, scoped state, the run history and the report need three small packages."""
     here = tmp_path / "db"
-    for arguments in (
+    commands = (
         ["init", here, 2],
         ["hwm", "set", here, "orders", "7"],
         ["hwm", "list", here],
@@ -56,9 +56,20 @@ def test_directories_are_kept_copied_and_shown_without_spark(tmp_path):
         ["report", here, "-o", tmp_path / "page.html"],
         ["restore", here, tmp_path / "restored"],
         ["verify", tmp_path / "restored"],
-    ):
-        done = command(*arguments)
-        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+    )
+    code = (
+        "import json\n"
+        "from recovery.cli import main\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    try:\n"
+        "        main(words)\n"
+        "    except SystemExit as end:\n"
+        "        assert not end.code, words\n"
+        "    print('ended', *words)\n"
+    )
+    done = run_without(code, json.dumps([[*map(str, words)] for words in commands]))
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    assert sum(line.startswith("ended ") for line in done.stdout.splitlines()) == len(commands)
 
 
 def test_the_rooms_below_spark_import_without_it():

@@ -9,8 +9,6 @@ import re
 import select
 import shutil
 import struct
-import subprocess
-import sys
 import termios
 import time
 
@@ -141,10 +139,7 @@ def test_tables_fit(ran, tmp_path, columns):
         shown = SEQUENCE.sub("", recovery(*words, columns=columns)).partition("Error: ")[0].splitlines()
         assert max(map(len, shown)) <= columns
         assert any("…" in line for line in shown)
-        whole = subprocess.run(
-            [sys.executable, "-m", "recovery", *map(str, words)], capture_output=True, text=True, timeout=SECONDS,
-            check=False,
-        ).stdout  # fmt: skip
+        whole = run(["-m", "recovery", *words], timeout_s=SECONDS).stdout
         assert "…" not in whole
         assert len(whole.splitlines()) == len(shown)
 

@@ -38,10 +38,10 @@ from recovery.cli import main
 from recovery.importing.positions import is_position, offset_of, their_input
 from recovery.storage.snapshot import snapshot_at
 from recovery.values.keys import encode_key
-from tests import others
+from tests import forks, others
 from tests.forks import run_code
 from tests.importing.theirs import COUNT, LINES, Theirs, run, word_count
-from tests.stores import ROOT, problems
+from tests.stores import problems
 
 STATES = {"one": 2, "two": 1, "three": 1}
 SINK = "words.out"
@@ -379,9 +379,8 @@ POINTS = [
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_the_steps_of_the_protocol(theirs, target, point):
     """Also in the threads that close the epoch."""
-    command = [sys.executable, "-m", "recovery", "import", "bytewax", "theirs", "ours", "--step", "count=count"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RECOVERY_CRASH_AT": point}
-    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    command = ["-m", "recovery", "import", "bytewax", "theirs", "ours", "--step", "count=count"]
+    assert forks.run(command, env={**os.environ, "RECOVERY_CRASH_AT": point}).returncode == -signal.SIGKILL
     assert not target.exists()
     [left] = target.parent.glob(".ours.import-*")
     assert stat.S_IMODE(left.stat().st_mode) == 0o700

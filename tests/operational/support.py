@@ -11,6 +11,7 @@ from pathlib import Path
 
 from recovery.base.clock import SystemClock, Uptime
 from recovery.operational.backends.retry import RetryPolicy
+from tests.forks import Forked
 from tests.stores import ROOT
 
 IMPATIENT = RetryPolicy(busy=0.05, delays=(0.01, 0.01), jitter=0)
@@ -55,16 +56,14 @@ class HandClock(SystemClock):
         return self.now_s
 
 
-def background(code: str, *arguments: object) -> subprocess.Popen[str]:
-    """Python source running in a process of its own, with pipes to it."""
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
+def background(code: str, *arguments: object, own_child: bool = False) -> subprocess.Popen[str]:
+    """Python source running in a process of its own, with pipes to it. own_child: the process is this one's child, so
+    that it can be waited for when it is stopped."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    words = ["-c", textwrap.dedent(code), *map(str, arguments)]
+    if own_child:
+        return subprocess.Popen([sys.executable, *words], text=True, cwd=ROOT, **pipes)
+    return Forked(words, text=True, cwd=ROOT, **pipes)
 
 
 def forked(work: Callable[[], object]) -> str:

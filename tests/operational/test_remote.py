@@ -231,7 +231,7 @@ tries("release", lambda: lock.__exit__(None, None, None))
 def test_a_stalled_holder_can_neither_write_nor_release(place):
     """Stopped for longer than its lease, it wakes when a successor holds the lock: all it tries is refused."""
     uri = place(lock_timeout_seconds=1, lock_retry_seconds=0.05)
-    stalled = background(STALL, uri)
+    stalled = background(STALL, uri, own_child=True)
     assert stalled.stdout.readline() == "held\n"
     wait_until_frozen(stalled.pid)
     clock = StoppableClock()
