@@ -69,10 +69,11 @@ class Client:
         """Return those topics that exist, as the broker describes them. rights: with what this user may do."""
         if not topics:
             return {}
-        asked = self.asked().describe_topics(
-            self.kafka.TopicCollection(list(topics)), include_authorized_operations=rights,
-            request_timeout=self.patience_s,
-        )  # fmt: skip
+        with self.translated(f"looking at topic {', '.join(list(topics)[:SHOWN])}"):
+            asked = self.asked().describe_topics(
+                self.kafka.TopicCollection(list(topics)), include_authorized_operations=rights,
+                request_timeout=self.patience_s,
+            )  # fmt: skip
         found = {}
         for topic, answer in asked.items():
             with self.translated(f"looking at topic {topic}"):
