@@ -115,7 +115,7 @@ class _Search:
         """Search what is there now. Raises NoBackupError, ForeignPartitionError, UnsupportedVersionError for backups of
         a newer version, whose objects are unknown, or BackupTargetError."""
         contents = Catalog(self._place).look()
-        if not (contents.backups or contents.unreadable or entries_of(self._place, OBJECTS)):
+        if not (contents.backups or contents.unreadable or self.names()):
             raise NoBackupError("it holds no backup", path=self._place.shown, cause="The address may be misspelt.")
         check_store(contents.backups, self._wanted.store_id, self._place.shown)
         refuse_other_versions(self._place, contents.unreadable)
