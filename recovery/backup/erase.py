@@ -126,7 +126,7 @@ class PlaceSearch:
         self.unseen = place.unseen
         catalog = Catalog(place)
         contents = catalog.look()
-        if not (contents.backups or contents.unreadable or entries_of(place, OBJECTS)):
+        if not (contents.backups or contents.unreadable or self.names()):
             raise NoBackupError("it holds no backup", path=place.shown, cause="The address may be misspelt.")
         check_store(contents.backups, wanted.store_id, place.shown)
         refuse_other_versions(place, contents.unreadable)

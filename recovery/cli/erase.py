@@ -96,9 +96,7 @@ def erase_command(
     it changes anything, and asks before it erases. Ends with 44 if nothing of the key is found, and with 19 if a copy
     that was named still holds it.
     """
-    keys = _keys((*given, *_read(key_file)), steps)
-    if not (keys or states):
-        raise click.UsageError("Give --key, --key-file or --state.")
+    keys = _keys([*given, *_read(key_file)], steps, states)
     refuse_hydrating(directory, "erase")
     store = store_at(directory, access)
     first, *others = plan_resume(store.found()).partitions
@@ -135,6 +133,17 @@ def erase_command(
         if not as_json:
             tell_error(error)
         raise SystemExit(error.exit_code)
+
+
+def _keys(texts: Sequence[str], steps: Sequence[str], states: Sequence[str]) -> tuple[KeyToErase, ...]:
+    """Return what the options name, each key once. Raises UsageError for nothing, and for an empty key of any step."""
+    texts = list(dict.fromkeys(texts))
+    if not (texts or states):
+        raise click.UsageError("Give --key, --key-file or --state.")
+    if "" in texts and not steps:
+        # A variable of a script that is not set.
+        raise click.UsageError("The key is empty: that of the rows that a condition puts aside. Name their --step.")
+    return tuple(KeyToErase(step, text) for text in texts for step in (steps or (None,)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ DEFAULT_REGION = "us-east-1"
 
 
 class BucketVersions:
-    """The `ObjectVersions` of the objects below `root` in an S3 bucket. Every call ends after `no_answer_s` of silence."""
+    """The `ObjectVersions` below `root` in an S3 bucket. Every call ends after `no_answer_s` of silence."""
 
     def __init__(self, bucket: str, root: str, access: Access, failures: Failures, no_answer_s: float) -> None:
         """access: has a key."""

@@ -84,7 +84,8 @@ def test_older_versions_in_a_bucket_are_erased(reached, store, tmp_path):
 
 
 def test_versions_that_only_a_bucket_has_are_found_later(reached, store):
-    """A key that was erased while nobody looked at versions: the command still finds and removes them."""
+    """A key that was erased while nobody looked at versions: the command still finds and removes them, also where
+    nothing but older versions is left."""
     bucket = versioned_bucket(reached, "had-versions")
     place = bucket.place("copies")
     assert command("backup", store, place).exit_code == 0
@@ -98,6 +99,15 @@ def test_versions_that_only_a_bucket_has_are_found_later(reached, store):
     assert done.exit_code == 0, done.output
     [copy] = json.loads(done.stdout)["copies"]
     assert (copy["backup"], copy["removed"]) == (None, [])
+    assert bucket.traces(SECRET) == []
+    history(store, 2, executions=1)
+    place = bucket.place("removed")
+    assert command("backup", store, place).exit_code == 0
+    assert erase(store, "--key", PERSON, "--yes").exit_code == 0
+    for each in bucket.client.list_objects_v2(Bucket=bucket.name, Prefix="removed/")["Contents"]:
+        bucket.client.delete_object(Bucket=bucket.name, Key=each["Key"])
+    assert bucket.traces(SECRET)
+    assert erase(store, "--key", PERSON, "--place", place, "--yes").exit_code == 0
     assert bucket.traces(SECRET) == []
 
 
