@@ -190,15 +190,6 @@ def _recorded_text(recorded: InHistory) -> str:
     return "; ".join(filter(None, (records, unfinished)))
 
 
-def _keys(given: Sequence[str], steps: Sequence[str]) -> tuple[KeyToErase, ...]:
-    """Return each key once, in each of the steps. Raises UsageError."""
-    texts = dict.fromkeys(given)
-    if "" in texts and not steps:
-        # A variable of a script that is not set.
-        raise click.UsageError("The key is empty: that of the rows that a condition puts aside. Name their --step.")
-    return tuple(KeyToErase(step, text) for text in texts for step in (steps or (None,)))
-
-
 def _read(key_file: str | None) -> list[str]:
     if key_file is None:
         return []
