@@ -14,7 +14,6 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from recovery.cli import main
-from tests.forks import run
 from tests.stores import ROOT
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -110,5 +109,9 @@ def invoked(*arguments: object, **environment: str) -> subprocess.CompletedProce
 
 
 def recovery(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Call a command in a process; see `invoked`."""
-    return run(["-m", "recovery", *arguments], env={**os.environ, **environment}, timeout_s=PATIENCE_S * 4)
+    """Call a command as users do, in a process; see `invoked`."""
+    return subprocess.run(
+        [sys.executable, "-m", "recovery", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True, text=True, timeout=PATIENCE_S * 4, check=False,
+    )  # fmt: skip
