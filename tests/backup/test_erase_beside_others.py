@@ -201,8 +201,8 @@ def test_what_other_buckets_keep_is_said(store, tmp_path, monkeypatch, kind):
 
 
 def test_a_standby_that_follows_meanwhile(store, tmp_path):
-    """To name it while its `follow` runs is refused, and nothing is erased. Not named, it gets whole files without the key
-    from the place by itself, and afterwards the command finds nothing there."""
+    """To name it while its `follow` runs is refused, and nothing is erased. Not named, it gets whole files without the
+    key from the place by itself, and afterwards the command finds nothing there."""
     place, standby = tmp_path / "place", tmp_path / "standby"
     backed_up(store, str(place))
     words = [sys.executable, "-m", "recovery", "follow", str(place), str(standby), "--every", "0.2s"]
