@@ -27,6 +27,7 @@ from benchmarks.nexmark.events import CYCLE, Shape, generate
 from benchmarks.nexmark.truth import wrong
 
 CORES = 2
+SESSION = ((13, ("--events", "200_000", "--files", "5", "--repeat", "1")),)
 QUICK = ("--events", "20_000", "--files", "4", "--queries", "3,17")
 TITLES = {
     3: "local items, a join",
