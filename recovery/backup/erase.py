@@ -7,8 +7,8 @@ place.1 Search: each object of a partition that can have a key is read once, whe
         is each note of a drill, which says what was damaged.
 place.2 If some hold a key: make a backup of whole partitions, from the store in which the keys are erased. No backup
         continues an older one across an erasure (see `recovery.planning.chains`), so nothing made from now on has them.
-place.3 Refuse to go on while another backup is being made: it may hold the keys. The note of a backup whose process
-        has certainly ended does not count.
+place.3 Refuse to go on while another backup is being made: it may hold the keys, also if nothing at the place does yet.
+        The note of a backup whose process has certainly ended does not count.
 place.4 Remove the manifests that list an object which holds a key, then prune what no backup needs any more, then the
         objects and notes that hold a key and are still there.
 place.5 Search again, until there is no object that was not searched: a bucket with versioning keeps an older version of
@@ -31,6 +31,7 @@ from recovery.backup.drills import DRILLS, drill_names
 from recovery.backup.make import Made
 from recovery.backup.manifest import MANIFESTS, OBJECTS, Manifest, manifest_name
 from recovery.backup.repository import (
+    BackupUnderWay,
     check_store,
     list_backups,
     prune,
@@ -89,7 +90,7 @@ class ErasedCopy:
     @property
     def is_done(self) -> bool:
         """Whether nothing of the keys is left there, and nothing that may hold them is unseen."""
-        return not (self.left or (self.held and self.unseen))
+        return not (self.left or self.unseen)
 
     @property
     def is_place(self) -> bool:
@@ -134,11 +135,13 @@ class PlaceSearch:
         self.latest = catalog.latest_of(contents) if self.holding or self.unread else None
         """The latest backup, where a key was found or may be."""
 
-    def found(self) -> ErasedCopy:
-        """Return what the place holds of the keys, and which backups would go. Raises BackupTargetError."""
+    def found(self, running: Sequence[BackupUnderWay] = ()) -> ErasedCopy:
+        """Return what the place holds of the keys, and which backups would go. running: the backups that would keep
+        these from going. Raises BackupTargetError."""
         removed = tuple(manifest.id for manifest in _listing(self.place, self.holding))
-        held, left, locked = tuple(self.holding), tuple(self.unread), _Locked.of(self, self.holding)
-        why = _unread(left) or locked.why
+        held, locked = tuple(self.holding), _Locked.of(self, self.holding)
+        left = (*self.unread, *(each.name for each in running))
+        why = _running(running) or _unread(self.unread) or locked.why
         return ErasedCopy(self.place.shown, held, removed, left=left, why=why, until=locked.until, unseen=self.unseen)
 
     def names(self) -> list[str]:
@@ -250,24 +253,28 @@ def erase_place(search: PlaceSearch, make: Callable[[], Made], clock: Clock, *, 
     """Erase keys from a place of backups that was searched. make: makes a backup there of the store, in which they are
     erased, of whole partitions. killed: no backup that is announced there goes on, also one of another host. Raises
     what `make` raises: then nothing was removed; BackupTargetError: then the call has to be repeated."""
-    # place.1
     place = search.place
+    # What such a backup stores while the place is searched, the search may miss.
+    running = under_way(place, clock.wall_ms())
+    # place.1
     search.go_on()
-    if not search.holding and not search.unread:
+    if not (search.holding or search.unread or running):
         return ErasedCopy(place.shown, unseen=search.unseen)
     # place.2
     made = make().manifest if search.has_rows() else None
     faults.reach("place.2")
     # place.3
-    running = under_way(place, clock.wall_ms())
-    if running and made is not None and not killed:
-        why = f"a backup is being made there, or was killed: {running[0].shown}. {KILLED_REMEDY}"
-        names = [each.name for each in running]
-        return ErasedCopy(place.shown, tuple(search.holding), (), made.id, (*search.holding, *names), why)
-    refused: dict[str, str] = {}
     if made is not None:
-        for each in running:
-            _delete(place.delete, each.name, refused)
+        running = under_way(place, clock.wall_ms())
+    if running and not killed:
+        left = (*search.holding, *search.unread, *(each.name for each in running))
+        backup = None if made is None else made.id
+        return ErasedCopy(
+            place.shown, tuple(search.holding), (), backup, left, _running(running), unseen=search.unseen
+        )  # fmt: skip
+    refused: dict[str, str] = {}
+    for each in running:
+        _delete(place.delete, each.name, refused)
     removed: list[str] = []
     while True:
         # place.4
@@ -281,7 +288,8 @@ def erase_place(search: PlaceSearch, make: Callable[[], Made], clock: Clock, *, 
         if not search.go_on():
             break
     there = set(search.names())
-    left = tuple(name for name in (*search.holding, *search.unread) if name in there)
+    going_on = [each.name for each in running if each.name in refused]
+    left = (*(name for name in (*search.holding, *search.unread) if name in there), *going_on)
     locked = _Locked.of(search, left)
     why = locked.why or next(iter(refused.values()), "") or _unread([name for name in left if name in search.unread])
     return ErasedCopy(
@@ -321,6 +329,10 @@ def _delete(delete: Callable[[str], None], name: str, refused: dict[str, str]) -
         delete(name)
     except RecoveryError as error:
         refused[name] = error.found
+
+
+def _running(running: Sequence[BackupUnderWay]) -> str:
+    return f"a backup is being made there, or was killed: {running[0].shown}. {KILLED_REMEDY}" if running else ""
 
 
 def _unread(names: Sequence[str]) -> str:

@@ -117,7 +117,7 @@ def erase_command(
     there = [*copies.searched(dry_run=dry_run), *beside(directory)]
     if dry_run:
         if not seen and not any(each.held or each.left for each in there):
-            raise nothing_found(store, [each.location for each in there])
+            raise nothing_found(store, list(map(_looked_at, there)))
         _report(seen, None, there, dry_run, as_json)
         return
     if not yes:
@@ -125,7 +125,7 @@ def erase_command(
     done = erase(store, keys, SystemClock(), states=states, required=not copies)
     there = [*copies.erased(), *beside(directory)]
     if done is None and not any(each.held or each.left for each in there):
-        raise nothing_found(store, [each.location for each in there])
+        raise nothing_found(store, list(map(_looked_at, there)))
     _forget_drill(directory, wanted)
     _report(seen if done is None else replace(seen, found=done.found), done, there, dry_run, as_json)
     if not all(each.is_done for each in there):
@@ -168,8 +168,9 @@ def _ask(seen: _Seen, copies: Sequence[ErasedCopy]) -> None:
     """Show what would be erased, and ask."""
     also = " and of the named copies" if copies else ""
     held = [each for each in copies if each.held]
-    for each in held:
-        tell(one_line(_copy_text(each, True)))
+    for each in copies:
+        if each.held or each.left:
+            tell(one_line(_copy_text(each, True)))
     if seen.found or seen.ids:
         if seen.found:
             tell(_table(seen.found))
@@ -273,20 +274,24 @@ def _forget_drill(directory: Path, wanted: SoughtKeys) -> None:
     forget_last_drill(directory, lambda found: any(word.is_in(found) for word in wanted.words))
 
 
+def _looked_at(copy: ErasedCopy) -> str:
+    """Return where a copy without the key is, with what nobody looked at there."""
+    return f"{copy.location} (not looked at: {copy.unseen})" if copy.unseen else copy.location
+
+
 def _copy_text(copy: ErasedCopy, dry_run: bool) -> str:
+    unseen = f"; not looked at: {copy.unseen}" if copy.unseen else ""
     if not copy.held and not copy.left:
-        return f"{copy.location}: nothing of the key is there"
+        return f"{copy.location}: nothing of the key is there{unseen}"
     held = counted(len(copy.held), "object" if copy.is_place else "file")
     if dry_run:
         would = f", of {counted(len(copy.removed), 'backup')}, which would be removed" if copy.removed else ""
-        kept = f"; {copy.why}" if copy.why else ""
-        unseen = f"; not looked at: {copy.unseen}" if copy.unseen else ""
-        return f"{copy.location}: {held} with the key{would}{kept}{unseen}"
+        found = f"{held} with the key{would}" if copy.held else ""
+        return f"{copy.location}: {'; '.join(filter(None, (found, copy.why)))}{unseen}"
     if copy.left:
         return f"{copy.location}: not erased: {copy.why}; left: {', '.join(copy.left[:3])}{' …' * (len(copy.left) > 3)}"
     replaced = "" if copy.backup is None else f"; backup {copy.backup} takes the place of "
     replaced += "" if copy.backup is None else counted(len(copy.removed), "removed backup")
-    unseen = f"; not looked at: {copy.unseen}" if copy.unseen else ""
     return f"{copy.location}: erased from {held}{replaced}{unseen}"
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
     from recovery.backup.erase import ErasedCopy, PlaceSearch
     from recovery.backup.make import Made
+    from recovery.backup.repository import BackupUnderWay
     from recovery.backup.writer import Writer
     from recovery.places.protocol import Place
 
@@ -54,18 +55,27 @@ class NamedCopies:
         if not self:
             return []
         from recovery.backup.erase import PlaceSearch, check_access, check_standby
+        from recovery.backup.repository import under_way
         from recovery.places.opening import open_place
 
+        def running(place: Place) -> list[BackupUnderWay]:
+            return [] if self.killed else under_way(place, SystemClock().wall_ms())
+
         self._searches = [PlaceSearch(open_place(each), self.wanted) for each in self.places]
-        found = [each.found() for each in self._searches]
+        found = [each.found(running(each.place)) for each in self._searches]
         found += [check_standby(each, self.wanted) for each in self.standbys]
-        for search, address in zip(self._searches, self.places, strict=True):
-            if search.holding or search.unread:
-                with looked_at(self.directory, self.access) as store:
-                    partitions = plan_resume(store.found()).partitions
-                    self._writer(search.place, address, dry_run=True).begin(partitions, search.latest)
-                if not dry_run:
-                    check_access(search.place)
+        holding = [
+            (search.place, search.latest, address)
+            for search, address in zip(self._searches, self.places, strict=True)
+            if search.holding or search.unread
+        ]
+        for place, latest, address in holding:
+            with looked_at(self.directory, self.access) as store:
+                partitions = plan_resume(store.found()).partitions
+                self._writer(place, address, dry_run=True).begin(partitions, latest)
+        # Last, since it writes: no other check refuses anything then.
+        for place, _, _ in holding if not dry_run else ():
+            check_access(place)
         return found
 
     def erased(self) -> list[ErasedCopy]:
@@ -81,7 +91,7 @@ class NamedCopies:
             return erase_place(search, lambda: self.backed_up(search.place, address), clock, killed=self.killed)
 
         searched = zip(self.places, self._searches, strict=True)
-        found = [_tried(address, partial(at_place, search, address)) for address, search in searched]
+        found = [_tried(search.place.shown, partial(at_place, search, address)) for address, search in searched]
         found += [_tried(str(each), partial(erase_standby, each, self.wanted, clock)) for each in self.standbys]
         return found
 

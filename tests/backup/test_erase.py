@@ -237,6 +237,28 @@ def test_a_backup_that_is_being_made_is_waited_for_by_the_user(copies):
     assert copies.place.entries(RUNNING) == []
 
 
+def test_a_backup_that_is_being_made_counts_where_the_place_has_nothing_yet(make_store, tmp_path):
+    """A backup that has read the key before may store it later: nothing is called erased before that backup has ended,
+    nor by a look."""
+    directory, place = make_store(COUNT), DirectoryPlace(tmp_path / "place")
+    back_up(directory, place)
+    history(directory, 1, executions=1)
+    sought, name = wanted(directory), running_name("20300101T000000.000Z-00")
+    place.write(name, [b"x"])
+    assert erased(directory) is not None
+    looked = PlaceSearch(place, sought).found(under_way(place, SystemClock().wall_ms()))
+    done = erase_place(PlaceSearch(place, sought), lambda: back_up(directory, place), SystemClock())
+    for found in (looked, done):
+        assert found.held == ()
+        assert name in found.left
+        assert "is being made" in found.why
+        assert not found.is_done
+    assert place.entries(RUNNING)
+    done = erase_place(PlaceSearch(place, sought), lambda: back_up(directory, place), SystemClock(), killed=True)
+    assert done.left == ()
+    assert place.entries(RUNNING) == []
+
+
 def announced(place: DirectoryPlace, identity: str, maker: dict[str, Any]) -> str:
     """The name of the note of a backup by this process."""
     begin(place, identity, lambda: None, SystemClock().wall_ms(), maker)

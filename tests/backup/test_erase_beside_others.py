@@ -173,6 +173,9 @@ def test_a_bucket_that_nobody_can_look_into_is_not_called_complete(reached, stor
     assert not said["complete"]
     assert "keys" in said["copies"][0]["unseen"]
     assert bucket.traces(SECRET)
+    again = erase(store, "--key", PERSON, "--place", place, "--yes")
+    assert again.exit_code == StateNotFoundError.exit_code
+    assert "copies (not looked at: older versions" in again.stderr
     for name, value in reached.environ.items():
         monkeypatch.setenv(name, value)
     assert erase(store, "--key", PERSON, "--place", place, "--yes").exit_code == 0
@@ -197,7 +200,15 @@ def test_what_other_buckets_keep_is_said(store, tmp_path, monkeypatch, kind):
         assert "soft-deleted" in copy["unseen"]
         assert command("restore", place, tmp_path / "back").exit_code == 0
         assert traces(tmp_path / "back", SECRET) == []
-        assert erase(store, "--key", PERSON, "--place", place, "--yes").exit_code == StateNotFoundError.exit_code
+        again = erase(store, "--key", PERSON, "--place", place, "--yes")
+        assert again.exit_code == StateNotFoundError.exit_code
+        assert "(not looked at: what the" in again.stderr
+        history(store, 2, executions=1)
+        done = erase(store, "--key", PERSON, "--place", place, "--yes", "--json")
+        assert done.exit_code == ErasureIncompleteError.exit_code
+        [copy] = json.loads(done.stdout)["copies"]
+        assert (copy["held"], copy["left"]) == ([], [])
+        assert "soft-deleted" in copy["unseen"]
 
 
 def test_a_standby_that_follows_meanwhile(store, tmp_path):

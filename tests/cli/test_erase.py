@@ -293,6 +293,52 @@ def test_a_standby_is_not_erased_by_itself(store, tmp_path):
     assert erase(store, "--key", PERSON, "--standby", store, "--dry-run").exit_code == StandbyDirectoryError.exit_code
 
 
+def test_a_backup_that_is_being_made_is_no_success(make_store, tmp_path):
+    """It may have read the key, and store it when the command has ended: the dry run, the question and the exit code
+    say so, although nothing at the place holds the key. The remedy that the output has works."""
+    store, place = make_store(2), tmp_path / "place"
+    assert command("backup", store, place).exit_code == 0
+    history(store, 1)
+    identity = "20300101T000000.000Z-00"
+    begin(DirectoryPlace(place), identity, lambda: None, 0, as_holder("backup") | {"host": "elsewhere"})
+    words = ["--key", PERSON, "--place", place]
+    looked = erase(store, *words, "--dry-run")
+    assert f"{place}: a backup is being made there, or was killed: running/{identity}" in looked.stdout
+    asked = erase(store, *words, given="n\n")
+    assert "a backup is being made there" in asked.stderr
+    assert traces(store, SECRET)
+    done = erase(store, *words, "--yes", "--json")
+    assert done.exit_code == ErasureIncompleteError.exit_code, done.output
+    said = json.loads(done.stdout)
+    assert not said["complete"]
+    assert said["copies"][0]["left"] == [f"running/{identity}.json.gz"]
+    assert "(backup). Repeat the command" in said["copies"][0]["why"]
+    assert erase(store, *words, "--dry-run").exit_code == 0
+    again = erase(store, *words, "--yes")
+    assert again.exit_code == ErasureIncompleteError.exit_code
+    assert "--killed-backups" in again.stderr
+    assert erase(store, *words, "--dry-run", "--killed-backups").exit_code == StateNotFoundError.exit_code
+    assert list((place / "running").iterdir())
+    erase(store, *words, "--yes", "--killed-backups")
+    assert not list((place / "running").iterdir())
+    assert erase(store, *words, "--yes").exit_code == StateNotFoundError.exit_code
+
+
+def test_no_place_is_written_to_before_all_are_checked(store, tmp_path, monkeypatch):
+    """Whether this user may write is found out by writing, so that comes last: a refusal leaves every place as it
+    was, and a bucket no version more."""
+    places = [tmp_path / name for name in ("first", "taken")]
+    for place in places:
+        assert command("backup", store, place, "--takeover").exit_code == 0
+    assert command("restore", places[1], tmp_path / "other").exit_code == 0
+    assert command("backup", tmp_path / "other", places[1], "--takeover").exit_code == 0
+    written = []
+    monkeypatch.setattr("recovery.backup.erase.check_access", lambda place: written.append(place.shown))
+    named = [word for place in places for word in ("--place", place)]
+    assert erase(store, "--key", PERSON, *named, "--yes").exit_code == TakenOverError.exit_code
+    assert written == []
+
+
 def test_an_unknown_key_changes_nothing(store, tmp_path):
     """Nor does it make a backup; the error does not repeat the key."""
     assert command("backup", store, tmp_path / "place").exit_code == 0
