@@ -26,6 +26,8 @@ from recovery.places.protocol import CHUNK_BYTES, LARGEST, Lock, OlderVersion
 NOTHING = hashlib.sha256(b"").hexdigest()
 UNKNOWN_CALL = (405, 501)
 """How servers answer that keep no versions, and so have no list of them."""
+MARKERS = {"key-marker": "NextKeyMarker", "version-id-marker": "NextVersionIdMarker"}
+"""Where the next page of a list of versions begins: in a query, and in the answer before."""
 REGION = "x-amz-bucket-region"
 DEFAULT_REGION = "us-east-1"
 
@@ -55,8 +57,10 @@ class BucketVersions:
                     found.append(OlderVersion(_text(each, "Key").removeprefix(self._root), _text(each, "VersionId")))
             if _text(answer, "IsTruncated") != "true":
                 return sorted(found)
-            query["key-marker"] = _text(answer, "NextKeyMarker")
-            query["version-id-marker"] = _text(answer, "NextVersionIdMarker")
+            after = {name: _text(answer, tag) for name, tag in MARKERS.items()}
+            if after.items() <= query.items():
+                raise self._failures.of_service(OSError("its list of versions does not come to an end"))
+            query |= after
 
     def read(self, older: OlderVersion) -> Iterator[bytes]:
         """Yield the version's bytes, in chunks, decompressed as those of an object. Raises FileNotFoundError."""
@@ -64,7 +68,10 @@ class BucketVersions:
 
             def chunk() -> bytes:
                 with self._failing():
-                    return answer.read(CHUNK_BYTES)
+                    found = answer.read(CHUNK_BYTES)
+                    if not found and answer.length:
+                        raise HTTPException(f"{answer.length:,} bytes are missing at its end")
+                    return found
 
             yield from content_of(older.name, chunk, self._failures.shown)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from recovery.cli.erase_copies import NamedCopies
 from recovery.errors import (
     DirectoryLockedError,
     ErasureIncompleteError,
@@ -21,10 +22,12 @@ from recovery.errors import (
     StateNotFoundError,
     StorageError,
 )
+from recovery.storage.store import OwnerAccess
 from tests.backup import emulators
 from tests.backup.buckets import locked_bucket, versioned_bucket
 from tests.backup.emulators import Emulator, script
 from tests.backup.support import bring_back
+from tests.backup.test_erase import wanted
 from tests.backup.test_tools import litestream_config, wait_for_replica
 from tests.cli.test_erase import command, erase
 from tests.operational.person import OTHER, PERSON, SECRET, WAITING, apply, history, traces
@@ -209,6 +212,24 @@ def test_what_other_buckets_keep_is_said(store, tmp_path, monkeypatch, kind):
         [copy] = json.loads(done.stdout)["copies"]
         assert (copy["held"], copy["left"]) == ([], [])
         assert "soft-deleted" in copy["unseen"]
+
+
+def test_a_place_that_fails_is_named_without_its_password(store, monkeypatch):
+    """Although the address that the command was given has one."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with emulators.moto() as server:
+        place = server.place("copies").replace("://", "://key:not-a-real-secret@")
+        made = command("backup", store, place)
+        assert made.exit_code == 0, made.output
+        access, sought = OwnerAccess(), wanted(store)
+        copies = NamedCopies(store, access, sought, [place], [])
+        [found] = copies.searched(dry_run=True)
+        assert found.held
+    [failed] = copies.erased()
+    assert failed.left
+    assert "secret" not in str(failed)
+    assert failed.location == found.location
 
 
 def test_a_standby_that_follows_meanwhile(store, tmp_path):
