@@ -35,6 +35,7 @@ from recovery.operational.steps.erasing import (
     look,
     nothing_found,
 )
+from recovery.operational.steps.step_edits import check_used
 from recovery.planning.resume import plan_resume
 from recovery.storage.erasing import SoughtKeys
 from recovery.storage.hydration import refuse_hydrating
@@ -99,7 +100,9 @@ def erase_command(
     keys = _keys([*given, *_read(key_file)], steps, states)
     refuse_hydrating(directory, "erase")
     store = store_at(directory, access)
-    first, *others = plan_resume(store.found()).partitions
+    plan = plan_resume(store.found())
+    check_used(plan, directory)
+    first, *others = plan.partitions
     wanted = SoughtKeys(keys, first.store_id, len(others) + 1, states)
     seen = _Seen(
         directory,

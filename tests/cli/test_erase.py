@@ -22,6 +22,7 @@ from recovery.errors import (
     ConfigurationError,
     DirectoryLockedError,
     ErasureIncompleteError,
+    FlowMismatchError,
     ForeignPartitionError,
     NoBackupError,
     RecoveryError,
@@ -322,6 +323,19 @@ def test_a_backup_that_is_being_made_is_no_success(make_store, tmp_path):
     erase(store, *words, "--yes", "--killed-backups")
     assert not list((place / "running").iterdir())
     assert erase(store, *words, "--yes").exit_code == StateNotFoundError.exit_code
+
+
+def test_a_directory_that_no_flow_has_used_is_refused_by_a_dry_run_too(make_store, tmp_path):
+    """Nobody is asked about an erasure that the command refuses, and no place is written to."""
+    store, place = make_store(2), tmp_path / "place"
+    assert command("state", "set", store, "people/ada", f'"{SECRET}"').exit_code == 0
+    assert command("backup", store, place).exit_code == 0
+    before = bytes_of(tmp_path), place.stat().st_mtime_ns
+    for word in ("--dry-run", "--yes", ""):
+        refused = erase(store, "--state", "people/*", "--place", place, *filter(None, [word]))
+        assert refused.exit_code == FlowMismatchError.exit_code, refused.output
+        assert "Nothing brings" not in refused.output
+    assert (bytes_of(tmp_path), place.stat().st_mtime_ns) == before
 
 
 def test_no_place_is_written_to_before_all_are_checked(store, tmp_path, monkeypatch):
