@@ -83,7 +83,8 @@ class Manifests:
         if self._is_used and len(entries) > FEW:
             found = _read(self.target)
             kept = {PlaceEntry(each.name, len(each.content), each.written_ms): each.content for each in found.manifests}
-            self._bundled = {**found.heads, **{entry.name: kept[entry] for entry in entries if entry in kept}}
+            heads = {name: content for name, content in found.heads.items() if name.startswith(OBJECTS)}
+            self._bundled = {**heads, **{entry.name: kept[entry] for entry in entries if entry in kept}}
         try:
             yield
         finally:

@@ -75,8 +75,8 @@ class ErasedCopy:
     """What was done, or would be done, at one place or standby. held: the objects that held a key, or the files of a
     standby; an older version of an object has its id behind a question mark. removed: the ids of the backups that
     listed one. backup: the id of the backup that takes their place. left: what still holds a key, or may; why: the
-    reason. until: when the last lock of these ends; None: none is locked until a date. unseen: what the place may keep
-    of removed objects that nobody can look at from here."""
+    reason. until: when the last lock of these ends; None: none is locked, or one is until somebody removes its hold.
+    unseen: what the place may keep of removed objects that nobody can look at from here."""
 
     location: str
     held: tuple[str, ...] = ()
@@ -236,11 +236,13 @@ class _Locked:
         except BackupTargetError:
             # Whoever may remove objects need not see their locks.
             return cls()
+        if not locks:
+            return cls()
         until = max((lock.until for lock in locks if lock.until is not None), default=None)
-        modes = ", ".join(sorted({lock.mode for lock in locks}))
         holds = any(lock.until is None for lock in locks)
         end = " and ".join([*([f"until {until}"] if until else []), *(["until its hold is removed"] if holds else [])])
-        return cls(f"the bucket keeps {len(locks)} of them {end} ({modes})" if locks else "", until)
+        modes = ", ".join(sorted({lock.mode for lock in locks}))
+        return cls(f"the bucket keeps {len(locks)} of them {end} ({modes})", None if holds else until)
 
 
 def check_access(place: Place) -> None:
@@ -292,6 +294,7 @@ def erase_place(search: PlaceSearch, make: Callable[[], Made], clock: Clock, *, 
     left = (*(name for name in (*search.holding, *search.unread) if name in there), *going_on)
     locked = _Locked.of(search, left)
     why = locked.why or next(iter(refused.values()), "") or _unread([name for name in left if name in search.unread])
+    why = why or "the place still has them, although it has refused nothing"
     return ErasedCopy(
         place.shown,
         tuple(search.holding),

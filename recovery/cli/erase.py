@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from recovery.backup.note import forget_last_drill, is_in_last_drill
 from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
@@ -104,6 +105,10 @@ def erase_command(
     check_used(plan, directory)
     first, *others = plan.partitions
     wanted = SoughtKeys(keys, first.store_id, len(others) + 1, states)
+
+    def names(text: str) -> bool:
+        return any(word.is_in(text) for word in wanted.words)
+
     seen = _Seen(
         directory,
         wanted.store_id,
@@ -111,6 +116,7 @@ def erase_command(
         look(store, keys),
         documents(store, states, SystemClock()) if states else [],
         in_history(store, keys, SystemClock()),
+        is_in_last_drill(directory, names),
         has_spark_state(store),
         known_copies(directory, [*places, *map(str, standbys)]),
     )
@@ -125,11 +131,12 @@ def erase_command(
         return
     if not yes:
         _ask(seen, there)
-    done = erase(store, keys, SystemClock(), states=states, required=not copies)
+    done = erase(store, keys, SystemClock(), states=states, required=not (copies or seen.drill))
     there = [*copies.erased(), *beside(directory)]
-    if done is None and not any(each.held or each.left for each in there):
+    if done is None and not seen.drill and not any(each.held or each.left for each in there):
         raise nothing_found(store, list(map(_looked_at, there)))
-    _forget_drill(directory, wanted)
+    # The backup of a place has brought a note to the directory before the place lost it.
+    forget_last_drill(directory, names)
     _report(seen if done is None else replace(seen, found=done.found), done, there, dry_run, as_json)
     if not all(each.is_done for each in there):
         error = _incomplete(there)
@@ -151,8 +158,9 @@ def _keys(texts: Sequence[str], steps: Sequence[str], states: Sequence[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What there is of the keys besides copies. ids: of documents of operational state that are to go. native: there is
-    state of Spark's own operators. unnamed: known copies that the command does not name."""
+    """What there is of the keys besides copies. ids: of documents of operational state that are to go. drill: the
+    note of the last drill names a key. native: there is state of Spark's own operators. unnamed: known copies that the
+    command does not name."""
 
     directory: Path
     store_id: str
@@ -160,11 +168,23 @@ class _Seen:
     found: Sequence[Found]
     ids: Sequence[str]
     recorded: InHistory
+    drill: bool
     native: bool
     unnamed: Sequence[str]
 
     def __bool__(self) -> bool:
-        return bool(self.found or self.ids) or any(self.recorded)
+        return bool(self.found or self.ids or self.named)
+
+    @property
+    def named(self) -> str:
+        """What names a key besides rows, or is to be completed, in words; empty: nothing."""
+        records, is_unfinished = self.recorded
+        told = (
+            f"the run history names the key in {counted(records, 'record')}" if records else "",
+            "an erasure that did not come to its end is to be completed" if is_unfinished else "",
+            "the note of the last drill names the key" if self.drill else "",
+        )
+        return "; ".join(filter(None, told))
 
 
 def _ask(seen: _Seen, copies: Sequence[ErasedCopy]) -> None:
@@ -180,18 +200,12 @@ def _ask(seen: _Seen, copies: Sequence[ErasedCopy]) -> None:
         what = f"{_counts(seen.found, seen.ids)} of {seen.directory}{also}"
         question = f"Erase {what}, at every epoch? Nothing brings them back."
     elif seen:
-        question = f"{_recorded_text(seen.recorded)}. Erase the rest of the key in {seen.directory}{also}?"
+        question = f"{seen.named}. Erase the rest of the key in {seen.directory}{also}?"
     elif held:
         question = f"{seen.directory} has nothing of the key. Erase it from {'; '.join(at.location for at in held)}?"
     else:
         return
     ask(question, False)
-
-
-def _recorded_text(recorded: InHistory) -> str:
-    records = f"the run history names the key in {counted(recorded.records, 'record')}" if recorded.records else ""
-    unfinished = "an erasure that did not come to its end is to be completed" if recorded.is_unfinished else ""
-    return "; ".join(filter(None, (records, unfinished)))
 
 
 def _read(key_file: str | None) -> list[str]:
@@ -237,6 +251,7 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
             "execution": None if done is None else done.execution,
             "records": records,
             "unfinished": recorded.is_unfinished,
+            "last_drill": seen.drill,
             "copies": [each.as_json() for each in copies],
             "not_named": list(seen.unnamed),
             "spark_state": seen.native,
@@ -253,8 +268,8 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
         say(one_line(f"{'would erase' if dry_run else 'erased'} {_counts(found, ids)} of {directory}, at every epoch"))
     elif not (dry_run and seen):
         say(one_line(f"{directory}: nothing of the key is left"))
-    if dry_run and any(recorded):
-        say(_recorded_text(recorded))
+    if dry_run and seen.named:
+        say(seen.named)
     elif records:
         say(f"the key is taken out of {counted(records, 'record')} of the run history")
     for each in copies:
@@ -267,14 +282,6 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
     tell("not reached, if they have the key: the flow's input and output, and copies by others; see docs/erase.md")
     if seen.native:
         tell("the flow has state of Spark's own operators, which was not looked at: see docs/erase.md")
-
-
-def _forget_drill(directory: Path, wanted: SoughtKeys) -> None:
-    """Remove the note of the last drill if it names a key. The backup of a place has brought the note to the directory
-    before the place lost it."""
-    from recovery.backup.note import forget_last_drill
-
-    forget_last_drill(directory, lambda found: any(word.is_in(found) for word in wanted.words))
 
 
 def _looked_at(copy: ErasedCopy) -> str:
@@ -317,7 +324,8 @@ def _counts(found: Sequence[Found], ids: Sequence[str]) -> str:
 def _incomplete(copies: Sequence[ErasedCopy]) -> ErasureIncompleteError:
     held = [each for each in copies if not each.is_done]
     whys = "; ".join(dict.fromkeys(f"{each.location}: {each.why or f'not looked at: {each.unseen}'}" for each in held))
-    until = max((each.until for each in held if each.until is not None), default=None)
+    ends = [each.until for each in held]
+    until = max(filter(None, ends), default=None) if all(ends) else None
     return ErasureIncompleteError(
         f"{counted(len(held), 'copy', 'copies')} may still hold the key: {one_line(whys)}",
         remedy=f"Run the same command again after {until}, when the last lock has ended." if until else None,

@@ -157,6 +157,23 @@ def test_a_lock_is_reported_with_its_date(reached, store, tmp_path):
     assert bucket.traces(SECRET) == []
 
 
+def test_a_hold_has_no_date(reached, store):
+    """Somebody has to remove it: the date of another lock is not called the time to run the command again."""
+    bucket = locked_bucket(reached, "holds-objects", days=2, mode="GOVERNANCE")
+    place = bucket.place("copies")
+    assert command("backup", store, place).exit_code == 0
+    bucket.lock(days=2, mode="GOVERNANCE")
+    held = next(name for name in bucket.traces(SECRET))
+    bucket.hold(*held.split("?"))
+    done = erase(store, "--key", PERSON, "--place", place, "--yes", "--json")
+    assert done.exit_code == ErasureIncompleteError.exit_code, done.output
+    [copy] = json.loads(done.stdout)["copies"]
+    assert copy["until"] is None
+    assert "until its hold is removed (legal hold)" in copy["why"]
+    told = erase(store, "--key", PERSON, "--place", place, "--yes")
+    assert "Run the same command again after" not in told.stderr
+
+
 def test_a_bucket_that_nobody_can_look_into_is_not_called_complete(reached, store, tmp_path, monkeypatch):
     """Without keys, as with a process that gives AWS's client some, versions are not seen: the output says so."""
     bucket = versioned_bucket(reached, "not-seen")

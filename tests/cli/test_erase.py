@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from recovery.backup.drills import LastDrill, note_drill
+from recovery.backup.note import note_last_drill
 from recovery.backup.repository import begin
 from recovery.backup.standby.follow import Follower
 from recovery.base.clock import SystemClock
@@ -410,6 +411,22 @@ def test_the_note_of_a_drill_loses_the_key(store, tmp_path):
     assert note_drill(DirectoryPlace(place), drill) is None
     assert erase(store, "--key", PERSON, "--place", place, "--yes").exit_code == 0
     assert traces(tmp_path, f"{PERSON}'") == []
+
+
+def test_a_note_of_a_drill_is_found_where_only_it_names_the_key(store):
+    """As after a kill between the erasure and the note: a dry run shows the note, and the command removes it."""
+    assert erase(store, "--key", PERSON, "--yes").exit_code == 0
+    note_last_drill(store, LastDrill(1, "place", None, 0.5, f"a row does not match (key {PERSON!r})", "host"))
+    looked = erase(store, "--key", PERSON, "--dry-run", "--json")
+    assert looked.exit_code == 0, looked.output
+    assert json.loads(looked.stdout)["last_drill"]
+    asked = erase(store, "--key", PERSON, given="n\n")
+    assert "the note of the last drill names the key. Erase the rest" in asked.stderr
+    assert traces(store, PERSON)
+    done = erase(store, "--key", PERSON, "--yes")
+    assert done.exit_code == 0, done.output
+    assert traces(store, f"{PERSON}'") == []
+    assert erase(store, "--key", PERSON, "--yes").exit_code == StateNotFoundError.exit_code
 
 
 def test_known_copies_that_were_not_named(store, tmp_path, monkeypatch):
