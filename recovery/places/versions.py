@@ -54,7 +54,11 @@ class BucketVersions:
                 return []
             for each in answer.iter():
                 if _tag(each) == "Version" and _text(each, "IsLatest") == "false":
-                    found.append(OlderVersion(_text(each, "Key").removeprefix(self._root), _text(each, "VersionId")))
+                    version = _text(each, "VersionId")
+                    if not version:
+                        # Of another kind of server. Without an id, a removal would be that of the object itself.
+                        raise self._failures.of_service(OSError("it lists versions without their ids"))
+                    found.append(OlderVersion(_text(each, "Key").removeprefix(self._root), version))
             if _text(answer, "IsTruncated") != "true":
                 return sorted(found)
             after = {name: _text(answer, tag) for name, tag in MARKERS.items()}

@@ -309,6 +309,12 @@ def test_a_process_that_this_user_cannot_see_has_not_ended(monkeypatch):
     assert not has_ended(unseen)
 
 
+def test_a_number_that_no_process_has_is_not_known_to_have_ended():
+    """Whoever writes to the place has written the note: the number may be larger than the system's calls take."""
+    for pid in (1 << 31, 1 << 61):
+        assert not has_ended(another(pid=pid))
+
+
 @pytest.mark.parametrize("point", ["backup.stored", "place.2"])
 def test_a_killed_backup_is_no_obstacle_to_the_same_command(copies, point):
     """The process that made the backup is gone, so its note does not count, and goes."""

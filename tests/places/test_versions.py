@@ -128,6 +128,8 @@ class Broken(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a list, or half an object."""
         page = b"<R><IsTruncated>true</IsTruncated><NextKeyMarker>a</NextKeyMarker></R>"
+        if "prefix=place%2Fgenerations%2F" in self.path:
+            page = b"<R><Version><Key>place/generations/1</Key><IsLatest>false</IsLatest></Version></R>"
         is_list = "versionId" not in self.path
         self.send_response(200)
         self.send_header("content-length", str(len(page) if is_list else 10))
@@ -154,6 +156,12 @@ def test_a_list_that_does_not_end_is_an_error(broken):
     """No server that answers makes the command wait for ever."""
     with pytest.raises(BackupTargetError, match="does not come to an end"):
         broken.entries("objects/")
+
+
+def test_versions_without_ids_are_an_error(broken):
+    """A server that names them in another way cannot be asked for one, nor to remove one."""
+    with pytest.raises(BackupTargetError, match="without their ids"):
+        broken.entries("generations/")
 
 
 def test_half_a_version_is_an_error(broken):
