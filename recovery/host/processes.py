@@ -12,7 +12,6 @@ from typing import Any
 from recovery.base.clock import boot_id
 from recovery.base.printable import one_line
 
-
 LARGEST_PID = (1 << 31) - 1
 
 
