@@ -132,8 +132,8 @@ class PlaceSearch:
         check_store(contents.backups, wanted.store_id, place.shown)
         refuse_other_versions(place, contents.unreadable)
         self.go_on()
-        self.latest = catalog.latest_of(contents) if self.holding or self.unread else None
-        """The latest backup, where a key was found or may be."""
+        self.latest = catalog.latest_of(contents)
+        """The latest backup."""
 
     def found(self, running: Sequence[BackupUnderWay] = ()) -> ErasedCopy:
         """Return what the place holds of the keys, and which backups would go. running: the backups that would keep

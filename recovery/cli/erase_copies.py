@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
     from recovery.backup.erase import ErasedCopy, PlaceSearch
     from recovery.backup.make import Made
-    from recovery.backup.repository import BackupUnderWay
     from recovery.backup.writer import Writer
     from recovery.places.protocol import Place
 
@@ -58,24 +57,23 @@ class NamedCopies:
         from recovery.backup.repository import under_way
         from recovery.places.opening import open_place
 
-        def running(place: Place) -> list[BackupUnderWay]:
-            return [] if self.killed else under_way(place, SystemClock().wall_ms())
-
         self._searches = [PlaceSearch(open_place(each), self.wanted) for each in self.places]
-        found = [each.found(running(each.place)) for each in self._searches]
+        running = [under_way(each.place, SystemClock().wall_ms()) for each in self._searches]
+        counted = [[] if self.killed else each for each in running]
+        found = [search.found(each) for search, each in zip(self._searches, counted, strict=True)]
         found += [check_standby(each, self.wanted) for each in self.standbys]
-        holding = [
-            (search.place, search.latest, address)
-            for search, address in zip(self._searches, self.places, strict=True)
-            if search.holding or search.unread
+        changed = [
+            (search, address)
+            for search, address, each in zip(self._searches, self.places, running, strict=True)
+            if search.holding or search.unread or (self.killed and each)
         ]
-        for place, latest, address in holding:
+        for search, address in changed:
             with looked_at(self.directory, self.access) as store:
                 partitions = plan_resume(store.found()).partitions
-                self._writer(place, address, dry_run=True).begin(partitions, latest)
+                self._writer(search.place, address, dry_run=True).begin(partitions, search.latest)
         # Last, since it writes: no other check refuses anything then.
-        for place, _, _ in holding if not dry_run else ():
-            check_access(place)
+        for search, _ in changed if not dry_run else ():
+            check_access(search.place)
         return found
 
     def erased(self) -> list[ErasedCopy]:

@@ -326,6 +326,23 @@ def test_a_backup_that_is_being_made_is_no_success(make_store, tmp_path):
     assert erase(store, *words, "--yes").exit_code == StateNotFoundError.exit_code
 
 
+def test_notes_of_another_writer_stay(store, tmp_path):
+    """Where another directory backs up to the place, --killed-backups withdraws none of its backups."""
+    place, other = tmp_path / "place", tmp_path / "other"
+    assert erase(store, "--key", PERSON, "--yes").exit_code == 0
+    assert command("backup", store, place).exit_code == 0
+    assert command("restore", place, other).exit_code == 0
+    assert command("backup", other, place, "--takeover").exit_code == 0
+    begin(
+        DirectoryPlace(place), "20300101T000000.000Z-00", lambda: None, 0, as_holder("backup") | {"host": "elsewhere"}
+    )
+    before = bytes_of(place)
+    for word in ("--dry-run", "--yes"):
+        refused = erase(store, "--key", PERSON, "--place", place, "--killed-backups", word)
+        assert refused.exit_code == TakenOverError.exit_code, refused.output
+    assert bytes_of(place) == before
+
+
 def test_a_directory_that_no_flow_has_used_is_refused_by_a_dry_run_too(make_store, tmp_path):
     """Nobody is asked about an erasure that the command refuses, and no place is written to."""
     store, place = make_store(2), tmp_path / "place"
