@@ -124,6 +124,7 @@ class PlaceSearch:
         self.searched: set[str] = set()
         self.holding: list[str] = []
         self.unread: list[str] = []
+        self._refusal = ""
         self.unseen = place.unseen
         catalog = Catalog(place)
         contents = catalog.look()
@@ -141,7 +142,7 @@ class PlaceSearch:
         removed = tuple(manifest.id for manifest in _listing(self.place, self.holding))
         held, locked = tuple(self.holding), _Locked.of(self, self.holding)
         left = (*self.unread, *(each.name for each in running))
-        why = _running(running) or _unread(self.unread) or locked.why
+        why = _running(running) or self.why_unread(self.unread) or locked.why
         return ErasedCopy(self.place.shown, held, removed, left=left, why=why, until=locked.until, unseen=self.unseen)
 
     def names(self) -> list[str]:
@@ -156,6 +157,12 @@ class PlaceSearch:
                 return names
             self._older = {each.shown: each for each in found if not each.name.endswith("/")}
         return [*names, *self._older]
+
+    def why_unread(self, left: Sequence[str]) -> str:
+        """Return why some of the objects that are left may hold a key; empty: none of them was unread."""
+        if not any(name in self.unread for name in left):
+            return ""
+        return "what these hold cannot be read" + (f": {self._refusal}" if self._refusal else "")
 
     def has_rows(self) -> bool:
         """Return whether a backup may have a key, and not only the notes of drills and what was removed before."""
@@ -192,8 +199,8 @@ class PlaceSearch:
         self.searched.add(name)
         older = self._older.get(name)
         object_name = name if older is None else older.name
-        if object_name.endswith(DRAFT):
-            # Of a writer that was killed, or that writes now.
+        if object_name.endswith(DRAFT) or (older is not None and self._refusal):
+            # A draft is of a writer that was killed, or that writes now.
             self.unread.append(name)
             return
         is_note, is_changes = object_name.startswith(DRILLS), object_name.endswith(CHANGES)
@@ -206,7 +213,10 @@ class PlaceSearch:
             return
         except (UnreadableError, BackupDamagedError, RecoveryError) as error:
             if isinstance(error, BackupTargetError):
-                raise
+                # Another permission than that to read objects; the objects are erased without it.
+                if older is None:
+                    raise
+                self._refusal = error.found
             self.unread.append(name)
         finally:
             path.unlink(missing_ok=True)
@@ -293,7 +303,7 @@ def erase_place(search: PlaceSearch, make: Callable[[], Made], clock: Clock, *, 
     going_on = [each.name for each in running if each.name in refused]
     left = (*(name for name in (*search.holding, *search.unread) if name in there), *going_on)
     locked = _Locked.of(search, left)
-    why = locked.why or next(iter(refused.values()), "") or _unread([name for name in left if name in search.unread])
+    why = locked.why or next(iter(refused.values()), "") or search.why_unread(left)
     why = why or "the place still has them, although it has refused nothing"
     return ErasedCopy(
         place.shown,
@@ -336,10 +346,6 @@ def _delete(delete: Callable[[str], None], name: str, refused: dict[str, str]) -
 
 def _running(running: Sequence[BackupUnderWay]) -> str:
     return f"a backup is being made there, or was killed: {running[0].shown}. {KILLED_REMEDY}" if running else ""
-
-
-def _unread(names: Sequence[str]) -> str:
-    return "what these hold cannot be read" if names else ""
 
 
 def check_standby(directory: Path, wanted: SoughtKeys) -> ErasedCopy:

@@ -41,7 +41,7 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.erasing import SoughtKeys
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.seam import KeyToErase
-from recovery.storage.store import OwnerAccess
+from recovery.storage.store import OwnerAccess, Store
 
 if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
@@ -105,10 +105,6 @@ def erase_command(
     check_used(plan, directory)
     first, *others = plan.partitions
     wanted = SoughtKeys(keys, first.store_id, len(others) + 1, states)
-
-    def names(text: str) -> bool:
-        return any(word.is_in(text) for word in wanted.words)
-
     seen = _Seen(
         directory,
         wanted.store_id,
@@ -116,7 +112,7 @@ def erase_command(
         look(store, keys),
         documents(store, states, SystemClock()) if states else [],
         in_history(store, keys, SystemClock()),
-        is_in_last_drill(directory, names),
+        is_in_last_drill(directory, wanted.are_named_in),
         has_spark_state(store),
         known_copies(directory, [*places, *map(str, standbys)]),
     )
@@ -125,18 +121,16 @@ def erase_command(
         store.check_free()
     there = [*copies.searched(dry_run=dry_run), *beside(directory)]
     if dry_run:
-        if not seen and not any(each.held or each.left for each in there):
-            raise nothing_found(store, list(map(_looked_at, there)))
+        _check_found(store, bool(seen), there)
         _report(seen, None, there, dry_run, as_json)
         return
     if not yes:
         _ask(seen, there)
     done = erase(store, keys, SystemClock(), states=states, required=not (copies or seen.drill))
     there = [*copies.erased(), *beside(directory)]
-    if done is None and not seen.drill and not any(each.held or each.left for each in there):
-        raise nothing_found(store, list(map(_looked_at, there)))
+    _check_found(store, done is not None or seen.drill, there)
     # The backup of a place has brought a note to the directory before the place lost it.
-    forget_last_drill(directory, names)
+    forget_last_drill(directory, wanted.are_named_in)
     _report(seen if done is None else replace(seen, found=done.found), done, there, dry_run, as_json)
     if not all(each.is_done for each in there):
         error = _incomplete(there)
@@ -284,9 +278,11 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
         tell("the flow has state of Spark's own operators, which was not looked at: see docs/erase.md")
 
 
-def _looked_at(copy: ErasedCopy) -> str:
-    """Return where a copy without the key is, with what nobody looked at there."""
-    return f"{copy.location} (not looked at: {copy.unseen})" if copy.unseen else copy.location
+def _check_found(store: Store, is_seen: bool, copies: Sequence[ErasedCopy]) -> None:
+    """Raise StateNotFoundError if no copy has, or may have, a key. is_seen: the directory had one."""
+    if not (is_seen or any(each.held or each.left for each in copies)):
+        unseen = (f" (not looked at: {each.unseen})" if each.unseen else "" for each in copies)
+        raise nothing_found(store, [f"{each.location}{but}" for each, but in zip(copies, unseen, strict=True)])
 
 
 def _copy_text(copy: ErasedCopy, dry_run: bool) -> str:

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from recovery.host.processes import as_holder, has_ended
 from recovery.operational.runs import RunHistory
 from recovery.operational.steps.step_edits import audit
 from recovery.places.directory import DirectoryPlace
+from recovery.places.protocol import OlderVersion
 from recovery.planning.backups import KeepRule
 from recovery.storage.erasing import SoughtKeys
 from recovery.storage.scan import scan
@@ -348,6 +350,38 @@ def test_an_object_that_cannot_be_read_is_reported(copies):
     prune(copies.place, [KeepRule(count=1)], SystemClock().wall_ms())
     assert not (copies.root / "place" / name).exists()
     assert copies.erase() == ErasedCopy(copies.place.shown)
+
+
+class Versions:
+    """A bucket's older versions, which this user may list, and neither read nor see locked."""
+
+    def entries(self, prefix: str) -> list[OlderVersion]:
+        """Two of one object."""
+        return [OlderVersion("objects/part-0/x", each) for each in "ab" if prefix == OBJECTS]
+
+    def read(self, older: OlderVersion) -> Iterator[bytes]:
+        """Refuse."""
+        raise BackupTargetError("AccessDenied: s3:GetObjectVersion", path="place")
+
+    def delete(self, older: OlderVersion) -> None:
+        """Not asked."""
+        raise AssertionError
+
+    def lock(self, name: str, version: str | None = None) -> None:
+        """None is known."""
+
+
+def test_versions_that_this_user_may_not_read_are_left(copies):
+    """Reading them takes a permission of its own. The objects are erased without it, and the rest is named."""
+    assert erased(copies.directory) is not None
+    copies.place.versions = Versions()
+    found = PlaceSearch(copies.place, copies.wanted).found()
+    done = copies.erase()
+    for each in (found, done):
+        assert each.left == ("objects/part-0/x?versionId=a", "objects/part-0/x?versionId=b")
+        assert "s3:GetObjectVersion" in each.why
+    assert done.backup is not None
+    assert traces(copies.unpacked(), SECRET) == []
 
 
 def test_another_directory_is_the_writer(copies, tmp_path):
