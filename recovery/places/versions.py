@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from http.client import HTTPException, HTTPResponse
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 from xml.etree import ElementTree
 
 from recovery.places.access import Access
@@ -132,7 +132,7 @@ class BucketVersions:
         url = f"{host.rstrip('/')}{quote(path)}"
         headers = signed(method, url, query, self._access, self._region, datetime.now(UTC))
         with self._failing():
-            return urlopen(  # type: ignore[no-any-return]
+            return build_opener(_NoRedirects).open(  # type: ignore[no-any-return]
                 Request(f"{url}?{_query(query)}", method=method, headers=headers),
                 timeout=self._no_answer_s,
             )
@@ -161,6 +161,14 @@ class BucketVersions:
         if error.code == 404 and not code.startswith("NoSuchBucket"):
             return FileNotFoundError(code)
         return self._failures.of_service(OSError(code or f"status {error.code}"))
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Follows no redirection: a request is signed for one host, and its token is for nobody else. Where a bucket is, a
+    header of the answer says."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
 
 
 class _UnknownCall(Exception):  # noqa: N818 - an answer of the server, which its caller expects

@@ -127,6 +127,13 @@ class Broken(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a list, or half an object."""
+        if "elsewhere" in self.path:
+            self.send_response(307)
+            self.send_header("location", "/stolen")
+            self.send_header("content-length", "0")
+            self.end_headers()
+            return
+        assert "stolen" not in self.path
         page = b"<R><IsTruncated>true</IsTruncated><NextKeyMarker>a</NextKeyMarker></R>"
         if "prefix=place%2Fgenerations%2F" in self.path:
             page = b"<R><Version><Key>place/generations/1</Key><IsLatest>false</IsLatest></Version></R>"
@@ -156,6 +163,12 @@ def test_a_list_that_does_not_end_is_an_error(broken):
     """No server that answers makes the command wait for ever."""
     with pytest.raises(BackupTargetError, match="does not come to an end"):
         broken.entries("objects/")
+
+
+def test_a_redirection_is_not_followed(broken):
+    """A request that is signed for one server is sent to no other."""
+    with pytest.raises(BackupTargetError, match="307"):
+        broken.entries("elsewhere/")
 
 
 def test_versions_without_ids_are_an_error(broken):
