@@ -258,7 +258,15 @@ class _Locked:
 def check_access(place: Place) -> None:
     """Write a small object to a place and remove it: erasing there does both. Raises BackupTargetError."""
     place.write(ACCESS, [b"{}"])
-    place.delete(ACCESS)
+    try:
+        place.delete(ACCESS)
+    except BackupTargetError as error:
+        raise BackupTargetError(
+            f"this user may write there, but not remove objects: {error.found}; {ACCESS}, written to learn that, stays",
+            path=place.shown,
+            cause="Erasing removes the objects that hold a key.",
+            remedy="Give this user the right to remove objects there; or leave this place out, and erase there later.",
+        ) from error
 
 
 def erase_place(search: PlaceSearch, make: Callable[[], Made], clock: Clock, *, killed: bool = False) -> ErasedCopy:

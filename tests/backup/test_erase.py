@@ -16,7 +16,15 @@ import apsw
 import pytest
 
 from recovery.backup.drills import LastDrill, drill_names, note_drill
-from recovery.backup.erase import ErasedCopy, PlaceSearch, erase_place, erase_standby, search_standby
+from recovery.backup.erase import (
+    ACCESS,
+    ErasedCopy,
+    PlaceSearch,
+    check_access,
+    erase_place,
+    erase_standby,
+    search_standby,
+)
 from recovery.backup.make import Made
 from recovery.backup.manifest import FORMAT, OBJECTS, RUNNING, manifest_name
 from recovery.backup.repository import begin, list_backups, prune, running_name, under_way
@@ -382,6 +390,20 @@ def test_versions_that_this_user_may_not_read_are_left(copies):
         assert "s3:GetObjectVersion" in each.why
     assert done.backup is not None
     assert traces(copies.unpacked(), SECRET) == []
+
+
+def test_who_may_not_remove_is_told_what_stays(tmp_path):
+    """Only removing shows the right to remove; the error names the object that was written to learn it."""
+
+    class Kept(DirectoryPlace):
+        def delete(self, name: str) -> None:
+            raise BackupTargetError("AccessDenied", path=name)
+
+    with pytest.raises(BackupTargetError, match=rf"not remove objects: AccessDenied; {ACCESS}, .* stays"):
+        check_access(Kept(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [ACCESS]
+    check_access(DirectoryPlace(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_directory_is_the_writer(copies, tmp_path):
