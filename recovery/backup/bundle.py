@@ -24,7 +24,7 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from recovery.errors import RecoveryError
+from recovery.errors import BackupTargetError, RecoveryError
 from recovery.places.directory import DirectoryPlace
 from recovery.places.protocol import Place, PlaceEntry
 
@@ -79,11 +79,12 @@ class Manifests:
 
     @contextlib.contextmanager
     def expecting(self, entries: Sequence[PlaceEntry]) -> Iterator[None]:
-        """Read the bundle for a block that reads these manifests, which the place lists. Raises BackupTargetError."""
+        """Read the bundle for a block that reads these manifests, which the place lists."""
         if self._is_used and len(entries) > FEW:
             found = _read(self.target)
             kept = {PlaceEntry(each.name, len(each.content), each.written_ms): each.content for each in found.manifests}
-            self._bundled = {**found.heads, **{entry.name: kept[entry] for entry in entries if entry in kept}}
+            heads = {name: content for name, content in found.heads.items() if name.startswith(OBJECTS)}
+            self._bundled = {**heads, **{entry.name: kept[entry] for entry in entries if entry in kept}}
         try:
             yield
         finally:
@@ -132,7 +133,8 @@ class Manifests:
 
 
 def _read(target: Place) -> _Bundle:
-    """Return the bundle of a place; an empty one if it is missing or not what was written. Raises BackupTargetError."""
+    """Return the bundle of a place; an empty one if it is missing, not what was written, or refused to this user, who
+    may have a right to manifests and objects only."""
     content = bytearray()
     try:
         for chunk in target.read(NAME):
@@ -141,5 +143,5 @@ def _read(target: Place) -> _Bundle:
                 return _Bundle()
         digest, rest = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
         return _DECODER.decode(rest) if hashlib.sha256(rest).digest() == digest else _Bundle()
-    except (FileNotFoundError, ValueError, RecursionError):
+    except (BackupTargetError, FileNotFoundError, ValueError, RecursionError):
         return _Bundle()

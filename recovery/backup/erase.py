@@ -7,8 +7,8 @@ place.1 Search: each object of a partition that can have a key is read once, whe
         is each note of a drill, which says what was damaged.
 place.2 If some hold a key: make a backup of whole partitions, from the store in which the keys are erased. No backup
         continues an older one across an erasure (see `recovery.planning.chains`), so nothing made from now on has them.
-place.3 Refuse to go on while another backup is being made: it may hold the keys. The note of a backup whose process
-        has certainly ended does not count.
+place.3 Refuse to go on while another backup is being made: it may hold the keys, also if nothing at the place does yet.
+        The note of a backup whose process has certainly ended does not count.
 place.4 Remove the manifests that list an object which holds a key, then prune what no backup needs any more, then the
         objects and notes that hold a key and are still there.
 place.5 Search again, until there is no object that was not searched: a bucket with versioning keeps an older version of
@@ -31,6 +31,7 @@ from recovery.backup.drills import DRILLS, drill_names
 from recovery.backup.make import Made
 from recovery.backup.manifest import MANIFESTS, OBJECTS, Manifest, manifest_name
 from recovery.backup.repository import (
+    BackupUnderWay,
     check_store,
     list_backups,
     prune,
@@ -74,8 +75,8 @@ class ErasedCopy:
     """What was done, or would be done, at one place or standby. held: the objects that held a key, or the files of a
     standby; an older version of an object has its id behind a question mark. removed: the ids of the backups that
     listed one. backup: the id of the backup that takes their place. left: what still holds a key, or may; why: the
-    reason. until: when the last lock of these ends; None: none is locked until a date. unseen: what the place may keep
-    of removed objects that nobody can look at from here."""
+    reason. until: when the last lock of these ends; None: none is locked, or one is until somebody removes its hold.
+    unseen: what the place may keep of removed objects that nobody can look at from here."""
 
     location: str
     held: tuple[str, ...] = ()
@@ -89,7 +90,7 @@ class ErasedCopy:
     @property
     def is_done(self) -> bool:
         """Whether nothing of the keys is left there, and nothing that may hold them is unseen."""
-        return not (self.left or (self.held and self.unseen))
+        return not (self.left or self.unseen)
 
     @property
     def is_place(self) -> bool:
@@ -123,6 +124,7 @@ class PlaceSearch:
         self.searched: set[str] = set()
         self.holding: list[str] = []
         self.unread: list[str] = []
+        self._refusal = ""
         self.unseen = place.unseen
         catalog = Catalog(place)
         contents = catalog.look()
@@ -131,14 +133,16 @@ class PlaceSearch:
         check_store(contents.backups, wanted.store_id, place.shown)
         refuse_other_versions(place, contents.unreadable)
         self.go_on()
-        self.latest = catalog.latest_of(contents) if self.holding or self.unread else None
-        """The latest backup, where a key was found or may be."""
+        self.latest = catalog.latest_of(contents)
+        """The latest backup."""
 
-    def found(self) -> ErasedCopy:
-        """Return what the place holds of the keys, and which backups would go. Raises BackupTargetError."""
+    def found(self, running: Sequence[BackupUnderWay] = ()) -> ErasedCopy:
+        """Return what the place holds of the keys, and which backups would go. running: the backups that would keep
+        these from going. Raises BackupTargetError."""
         removed = tuple(manifest.id for manifest in _listing(self.place, self.holding))
-        held, left, locked = tuple(self.holding), tuple(self.unread), _Locked.of(self, self.holding)
-        why = _unread(left) or locked.why
+        held, locked = tuple(self.holding), _Locked.of(self, self.holding)
+        left = (*self.unread, *(each.name for each in running))
+        why = _running(running) or self.why_unread(self.unread) or locked.why
         return ErasedCopy(self.place.shown, held, removed, left=left, why=why, until=locked.until, unseen=self.unseen)
 
     def names(self) -> list[str]:
@@ -153,6 +157,12 @@ class PlaceSearch:
                 return names
             self._older = {each.shown: each for each in found if not each.name.endswith("/")}
         return [*names, *self._older]
+
+    def why_unread(self, left: Sequence[str]) -> str:
+        """Return why some of the objects that are left may hold a key; empty: none of them was unread."""
+        if not any(name in self.unread for name in left):
+            return ""
+        return "what these hold cannot be read" + (f": {self._refusal}" if self._refusal else "")
 
     def has_rows(self) -> bool:
         """Return whether a backup may have a key, and not only the notes of drills and what was removed before."""
@@ -189,8 +199,8 @@ class PlaceSearch:
         self.searched.add(name)
         older = self._older.get(name)
         object_name = name if older is None else older.name
-        if object_name.endswith(DRAFT):
-            # Of a writer that was killed, or that writes now.
+        if object_name.endswith(DRAFT) or (older is not None and self._refusal):
+            # A draft is of a writer that was killed, or that writes now.
             self.unread.append(name)
             return
         is_note, is_changes = object_name.startswith(DRILLS), object_name.endswith(CHANGES)
@@ -203,7 +213,10 @@ class PlaceSearch:
             return
         except (UnreadableError, BackupDamagedError, RecoveryError) as error:
             if isinstance(error, BackupTargetError):
-                raise
+                # Another permission than that to read objects; the objects are erased without it.
+                if older is None:
+                    raise
+                self._refusal = error.found
             self.unread.append(name)
         finally:
             path.unlink(missing_ok=True)
@@ -233,41 +246,55 @@ class _Locked:
         except BackupTargetError:
             # Whoever may remove objects need not see their locks.
             return cls()
+        if not locks:
+            return cls()
         until = max((lock.until for lock in locks if lock.until is not None), default=None)
-        modes = ", ".join(sorted({lock.mode for lock in locks}))
         holds = any(lock.until is None for lock in locks)
         end = " and ".join([*([f"until {until}"] if until else []), *(["until its hold is removed"] if holds else [])])
-        return cls(f"the bucket keeps {len(locks)} of them {end} ({modes})" if locks else "", until)
+        modes = ", ".join(sorted({lock.mode for lock in locks}))
+        return cls(f"the bucket keeps {len(locks)} of them {end} ({modes})", None if holds else until)
 
 
 def check_access(place: Place) -> None:
     """Write a small object to a place and remove it: erasing there does both. Raises BackupTargetError."""
     place.write(ACCESS, [b"{}"])
-    place.delete(ACCESS)
+    try:
+        place.delete(ACCESS)
+    except BackupTargetError as error:
+        raise BackupTargetError(
+            f"this user may write there, but not remove objects: {error.found}; {ACCESS}, written to learn that, stays",
+            path=place.shown,
+            cause="Erasing removes the objects that hold a key.",
+            remedy="Give this user the right to remove objects there; or leave this place out, and erase there later.",
+        ) from error
 
 
 def erase_place(search: PlaceSearch, make: Callable[[], Made], clock: Clock, *, killed: bool = False) -> ErasedCopy:
     """Erase keys from a place of backups that was searched. make: makes a backup there of the store, in which they are
     erased, of whole partitions. killed: no backup that is announced there goes on, also one of another host. Raises
     what `make` raises: then nothing was removed; BackupTargetError: then the call has to be repeated."""
-    # place.1
     place = search.place
+    # What such a backup stores while the place is searched, the search may miss.
+    running = under_way(place, clock.wall_ms())
+    # place.1
     search.go_on()
-    if not search.holding and not search.unread:
+    if not (search.holding or search.unread or running):
         return ErasedCopy(place.shown, unseen=search.unseen)
     # place.2
     made = make().manifest if search.has_rows() else None
     faults.reach("place.2")
     # place.3
-    running = under_way(place, clock.wall_ms())
-    if running and made is not None and not killed:
-        why = f"a backup is being made there, or was killed: {running[0].shown}. {KILLED_REMEDY}"
-        names = [each.name for each in running]
-        return ErasedCopy(place.shown, tuple(search.holding), (), made.id, (*search.holding, *names), why)
-    refused: dict[str, str] = {}
     if made is not None:
-        for each in running:
-            _delete(place.delete, each.name, refused)
+        running = under_way(place, clock.wall_ms())
+    if running and not killed:
+        left = (*search.holding, *search.unread, *(each.name for each in running))
+        backup = None if made is None else made.id
+        return ErasedCopy(
+            place.shown, tuple(search.holding), (), backup, left, _running(running), unseen=search.unseen
+        )  # fmt: skip
+    refused: dict[str, str] = {}
+    for each in running:
+        _delete(place.delete, each.name, refused)
     removed: list[str] = []
     while True:
         # place.4
@@ -281,9 +308,11 @@ def erase_place(search: PlaceSearch, make: Callable[[], Made], clock: Clock, *, 
         if not search.go_on():
             break
     there = set(search.names())
-    left = tuple(name for name in (*search.holding, *search.unread) if name in there)
+    going_on = [each.name for each in running if each.name in refused]
+    left = (*(name for name in (*search.holding, *search.unread) if name in there), *going_on)
     locked = _Locked.of(search, left)
-    why = locked.why or next(iter(refused.values()), "") or _unread([name for name in left if name in search.unread])
+    why = locked.why or next(iter(refused.values()), "") or search.why_unread(left)
+    why = why or "the place still has them, although it has refused nothing"
     return ErasedCopy(
         place.shown,
         tuple(search.holding),
@@ -323,8 +352,8 @@ def _delete(delete: Callable[[str], None], name: str, refused: dict[str, str]) -
         refused[name] = error.found
 
 
-def _unread(names: Sequence[str]) -> str:
-    return "what these hold cannot be read" if names else ""
+def _running(running: Sequence[BackupUnderWay]) -> str:
+    return f"a backup is being made there, or was killed: {running[0].shown}. {KILLED_REMEDY}" if running else ""
 
 
 def check_standby(directory: Path, wanted: SoughtKeys) -> ErasedCopy:

@@ -127,12 +127,17 @@ def last_drill(directory: Path) -> LastDrill | None:
     return _read(directory / DRILL_NAME, LastDrill)
 
 
+def is_in_last_drill(directory: Path, names: Callable[[str], bool]) -> bool:
+    """Whether there is a note, and `names` is true of why the drill failed."""
+    drill = last_drill(directory)
+    return drill is not None and names(drill.found)
+
+
 def forget_last_drill(directory: Path, names: Callable[[str], bool]) -> None:
     """Remove the note if `names` is true of why the drill failed. Raises StorageError."""
-    path, drill = directory / DRILL_NAME, last_drill(directory)
-    if drill is not None and names(drill.found):
-        with storage_errors(path):
-            path.unlink(missing_ok=True)
+    if is_in_last_drill(directory, names):
+        with storage_errors(directory / DRILL_NAME):
+            (directory / DRILL_NAME).unlink(missing_ok=True)
 
 
 def note_input_lag(directory: Path, lag: InputLag) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from recovery.backup.note import forget_last_drill, is_in_last_drill
 from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
@@ -35,11 +36,12 @@ from recovery.operational.steps.erasing import (
     look,
     nothing_found,
 )
+from recovery.operational.steps.step_edits import check_used
 from recovery.planning.resume import plan_resume
 from recovery.storage.erasing import SoughtKeys
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.seam import KeyToErase
-from recovery.storage.store import OwnerAccess
+from recovery.storage.store import OwnerAccess, Store
 
 if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
@@ -99,7 +101,9 @@ def erase_command(
     keys = _keys([*given, *_read(key_file)], steps, states)
     refuse_hydrating(directory, "erase")
     store = store_at(directory, access)
-    first, *others = plan_resume(store.found()).partitions
+    plan = plan_resume(store.found())
+    check_used(plan, directory)
+    first, *others = plan.partitions
     wanted = SoughtKeys(keys, first.store_id, len(others) + 1, states)
     seen = _Seen(
         directory,
@@ -108,6 +112,7 @@ def erase_command(
         look(store, keys),
         documents(store, states, SystemClock()) if states else [],
         in_history(store, keys, SystemClock()),
+        is_in_last_drill(directory, wanted.are_named_in),
         has_spark_state(store),
         known_copies(directory, [*places, *map(str, standbys)]),
     )
@@ -116,17 +121,16 @@ def erase_command(
         store.check_free()
     there = [*copies.searched(dry_run=dry_run), *beside(directory)]
     if dry_run:
-        if not seen and not any(each.held or each.left for each in there):
-            raise nothing_found(store, [each.location for each in there])
+        _check_found(store, bool(seen), there)
         _report(seen, None, there, dry_run, as_json)
         return
     if not yes:
         _ask(seen, there)
-    done = erase(store, keys, SystemClock(), states=states, required=not copies)
+    done = erase(store, keys, SystemClock(), states=states, required=not (copies or seen.drill))
     there = [*copies.erased(), *beside(directory)]
-    if done is None and not any(each.held or each.left for each in there):
-        raise nothing_found(store, [each.location for each in there])
-    _forget_drill(directory, wanted)
+    _check_found(store, done is not None or seen.drill, there)
+    # The backup of a place has brought a note to the directory before the place lost it.
+    forget_last_drill(directory, wanted.are_named_in)
     _report(seen if done is None else replace(seen, found=done.found), done, there, dry_run, as_json)
     if not all(each.is_done for each in there):
         error = _incomplete(there)
@@ -148,8 +152,9 @@ def _keys(texts: Sequence[str], steps: Sequence[str], states: Sequence[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What there is of the keys besides copies. ids: of documents of operational state that are to go. native: there is
-    state of Spark's own operators. unnamed: known copies that the command does not name."""
+    """What there is of the keys besides copies. ids: of documents of operational state that are to go. drill: the
+    note of the last drill names a key. native: there is state of Spark's own operators. unnamed: known copies that the
+    command does not name."""
 
     directory: Path
     store_id: str
@@ -157,37 +162,44 @@ class _Seen:
     found: Sequence[Found]
     ids: Sequence[str]
     recorded: InHistory
+    drill: bool
     native: bool
     unnamed: Sequence[str]
 
     def __bool__(self) -> bool:
-        return bool(self.found or self.ids) or any(self.recorded)
+        return bool(self.found or self.ids or self.named)
+
+    @property
+    def named(self) -> str:
+        """What names a key besides rows, or is to be completed, in words; empty: nothing."""
+        records, is_unfinished = self.recorded
+        told = (
+            f"the run history names the key in {counted(records, 'record')}" if records else "",
+            "an erasure that did not come to its end is to be completed" if is_unfinished else "",
+            "the note of the last drill names the key" if self.drill else "",
+        )
+        return "; ".join(filter(None, told))
 
 
 def _ask(seen: _Seen, copies: Sequence[ErasedCopy]) -> None:
     """Show what would be erased, and ask."""
     also = " and of the named copies" if copies else ""
     held = [each for each in copies if each.held]
-    for each in held:
-        tell(one_line(_copy_text(each, True)))
+    for each in copies:
+        if each.held or each.left:
+            tell(one_line(_copy_text(each, True)))
     if seen.found or seen.ids:
         if seen.found:
             tell(_table(seen.found))
         what = f"{_counts(seen.found, seen.ids)} of {seen.directory}{also}"
         question = f"Erase {what}, at every epoch? Nothing brings them back."
     elif seen:
-        question = f"{_recorded_text(seen.recorded)}. Erase the rest of the key in {seen.directory}{also}?"
+        question = f"{seen.named}. Erase the rest of the key in {seen.directory}{also}?"
     elif held:
         question = f"{seen.directory} has nothing of the key. Erase it from {'; '.join(at.location for at in held)}?"
     else:
         return
     ask(question, False)
-
-
-def _recorded_text(recorded: InHistory) -> str:
-    records = f"the run history names the key in {counted(recorded.records, 'record')}" if recorded.records else ""
-    unfinished = "an erasure that did not come to its end is to be completed" if recorded.is_unfinished else ""
-    return "; ".join(filter(None, (records, unfinished)))
 
 
 def _read(key_file: str | None) -> list[str]:
@@ -233,6 +245,7 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
             "execution": None if done is None else done.execution,
             "records": records,
             "unfinished": recorded.is_unfinished,
+            "last_drill": seen.drill,
             "copies": [each.as_json() for each in copies],
             "not_named": list(seen.unnamed),
             "spark_state": seen.native,
@@ -249,8 +262,8 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
         say(one_line(f"{'would erase' if dry_run else 'erased'} {_counts(found, ids)} of {directory}, at every epoch"))
     elif not (dry_run and seen):
         say(one_line(f"{directory}: nothing of the key is left"))
-    if dry_run and any(recorded):
-        say(_recorded_text(recorded))
+    if dry_run and seen.named:
+        say(seen.named)
     elif records:
         say(f"the key is taken out of {counted(records, 'record')} of the run history")
     for each in copies:
@@ -265,28 +278,26 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
         tell("the flow has state of Spark's own operators, which was not looked at: see docs/erase.md")
 
 
-def _forget_drill(directory: Path, wanted: SoughtKeys) -> None:
-    """Remove the note of the last drill if it names a key. The backup of a place has brought the note to the directory
-    before the place lost it."""
-    from recovery.backup.note import forget_last_drill
-
-    forget_last_drill(directory, lambda found: any(word.is_in(found) for word in wanted.words))
+def _check_found(store: Store, is_seen: bool, copies: Sequence[ErasedCopy]) -> None:
+    """Raise StateNotFoundError if no copy has, or may have, a key. is_seen: the directory had one."""
+    if not (is_seen or any(each.held or each.left for each in copies)):
+        unseen = (f" (not looked at: {each.unseen})" if each.unseen else "" for each in copies)
+        raise nothing_found(store, [f"{each.location}{but}" for each, but in zip(copies, unseen, strict=True)])
 
 
 def _copy_text(copy: ErasedCopy, dry_run: bool) -> str:
+    unseen = f"; not looked at: {copy.unseen}" if copy.unseen else ""
     if not copy.held and not copy.left:
-        return f"{copy.location}: nothing of the key is there"
+        return f"{copy.location}: nothing of the key is there{unseen}"
     held = counted(len(copy.held), "object" if copy.is_place else "file")
     if dry_run:
         would = f", of {counted(len(copy.removed), 'backup')}, which would be removed" if copy.removed else ""
-        kept = f"; {copy.why}" if copy.why else ""
-        unseen = f"; not looked at: {copy.unseen}" if copy.unseen else ""
-        return f"{copy.location}: {held} with the key{would}{kept}{unseen}"
+        found = f"{held} with the key{would}" if copy.held else ""
+        return f"{copy.location}: {'; '.join(filter(None, (found, copy.why)))}{unseen}"
     if copy.left:
         return f"{copy.location}: not erased: {copy.why}; left: {', '.join(copy.left[:3])}{' …' * (len(copy.left) > 3)}"
     replaced = "" if copy.backup is None else f"; backup {copy.backup} takes the place of "
     replaced += "" if copy.backup is None else counted(len(copy.removed), "removed backup")
-    unseen = f"; not looked at: {copy.unseen}" if copy.unseen else ""
     return f"{copy.location}: erased from {held}{replaced}{unseen}"
 
 
@@ -309,7 +320,8 @@ def _counts(found: Sequence[Found], ids: Sequence[str]) -> str:
 def _incomplete(copies: Sequence[ErasedCopy]) -> ErasureIncompleteError:
     held = [each for each in copies if not each.is_done]
     whys = "; ".join(dict.fromkeys(f"{each.location}: {each.why or f'not looked at: {each.unseen}'}" for each in held))
-    until = max((each.until for each in held if each.until is not None), default=None)
+    ends = [each.until for each in held]
+    until = max(filter(None, ends), default=None) if all(ends) else None
     return ErasureIncompleteError(
         f"{counted(len(held), 'copy', 'copies')} may still hold the key: {one_line(whys)}",
         remedy=f"Run the same command again after {until}, when the last lock has ended." if until else None,

@@ -54,18 +54,26 @@ class NamedCopies:
         if not self:
             return []
         from recovery.backup.erase import PlaceSearch, check_access, check_standby
+        from recovery.backup.repository import under_way
         from recovery.places.opening import open_place
 
         self._searches = [PlaceSearch(open_place(each), self.wanted) for each in self.places]
-        found = [each.found() for each in self._searches]
+        running = [under_way(each.place, SystemClock().wall_ms()) for each in self._searches]
+        counted = [[] if self.killed else each for each in running]
+        found = [search.found(each) for search, each in zip(self._searches, counted, strict=True)]
         found += [check_standby(each, self.wanted) for each in self.standbys]
-        for search, address in zip(self._searches, self.places, strict=True):
-            if search.holding or search.unread:
-                with looked_at(self.directory, self.access) as store:
-                    partitions = plan_resume(store.found()).partitions
-                    self._writer(search.place, address, dry_run=True).begin(partitions, search.latest)
-                if not dry_run:
-                    check_access(search.place)
+        changed = [
+            (search, address)
+            for search, address, each in zip(self._searches, self.places, running, strict=True)
+            if search.holding or search.unread or (self.killed and each)
+        ]
+        for search, address in changed:
+            with looked_at(self.directory, self.access) as store:
+                partitions = plan_resume(store.found()).partitions
+                self._writer(search.place, address, dry_run=True).begin(partitions, search.latest)
+        # Last, since it writes: no other check refuses anything then.
+        for search, _ in changed if not dry_run else ():
+            check_access(search.place)
         return found
 
     def erased(self) -> list[ErasedCopy]:
@@ -81,7 +89,7 @@ class NamedCopies:
             return erase_place(search, lambda: self.backed_up(search.place, address), clock, killed=self.killed)
 
         searched = zip(self.places, self._searches, strict=True)
-        found = [_tried(address, partial(at_place, search, address)) for address, search in searched]
+        found = [_tried(search.place.shown, partial(at_place, search, address)) for address, search in searched]
         found += [_tried(str(each), partial(erase_standby, each, self.wanted, clock)) for each in self.standbys]
         return found
 

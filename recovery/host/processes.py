@@ -12,6 +12,8 @@ from typing import Any
 from recovery.base.clock import boot_id
 from recovery.base.printable import one_line
 
+LARGEST_PID = (1 << 31) - 1
+
 
 def identity(pid: int) -> str | None:
     """Return the identity of a process of this PID namespace: this boot, the namespace, and the process's start time.
@@ -69,7 +71,7 @@ def describe_holder(holder: Any) -> str:
 def has_ended(holder: Mapping[str, Any]) -> bool:
     """Whether the holder of a lock has certainly ended; False for a holder that is not visible from here."""
     pid, host, noted = holder.get("pid"), holder.get("host"), holder.get("process")
-    if not isinstance(pid, int) or pid <= 0 or host != socket.gethostname():
+    if not isinstance(pid, int) or not 0 < pid <= LARGEST_PID or host != socket.gethostname():
         return False
     if isinstance(noted, str):
         found = identity(pid)

@@ -9,6 +9,7 @@ opening.py    from a path or an address to a place
 directory.py  a directory of this machine
 mounted.py    the same where every call ends, although the disk does not answer
 bucket.py     objects in a bucket, through pyarrow
+versions.py   what a bucket keeps of objects that were removed or replaced
 documents.py  documents in a bucket, through obstore
 frames.py     objects of which parts can be read
 hadoop.py     the files of one of Hadoop's file systems, through Spark's JVM

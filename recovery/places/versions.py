@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from http.client import HTTPException, HTTPResponse
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 from xml.etree import ElementTree
 
 from recovery.places.access import Access
@@ -26,6 +26,8 @@ from recovery.places.protocol import CHUNK_BYTES, LARGEST, Lock, OlderVersion
 NOTHING = hashlib.sha256(b"").hexdigest()
 UNKNOWN_CALL = (405, 501)
 """How servers answer that keep no versions, and so have no list of them."""
+MARKERS = {"key-marker": "NextKeyMarker", "version-id-marker": "NextVersionIdMarker"}
+"""Where the next page of a list of versions begins: in a query, and in the answer before."""
 REGION = "x-amz-bucket-region"
 DEFAULT_REGION = "us-east-1"
 
@@ -52,11 +54,17 @@ class BucketVersions:
                 return []
             for each in answer.iter():
                 if _tag(each) == "Version" and _text(each, "IsLatest") == "false":
-                    found.append(OlderVersion(_text(each, "Key").removeprefix(self._root), _text(each, "VersionId")))
+                    version = _text(each, "VersionId")
+                    if not version:
+                        # Of another kind of server. Without an id, a removal would be that of the object itself.
+                        raise self._failures.of_service(OSError("it lists versions without their ids"))
+                    found.append(OlderVersion(_text(each, "Key").removeprefix(self._root), version))
             if _text(answer, "IsTruncated") != "true":
                 return sorted(found)
-            query["key-marker"] = _text(answer, "NextKeyMarker")
-            query["version-id-marker"] = _text(answer, "NextVersionIdMarker")
+            after = {name: _text(answer, tag) for name, tag in MARKERS.items()}
+            if after.items() <= query.items():
+                raise self._failures.of_service(OSError("its list of versions does not come to an end"))
+            query |= after
 
     def read(self, older: OlderVersion) -> Iterator[bytes]:
         """Yield the version's bytes, in chunks, decompressed as those of an object. Raises FileNotFoundError."""
@@ -64,7 +72,10 @@ class BucketVersions:
 
             def chunk() -> bytes:
                 with self._failing():
-                    return answer.read(CHUNK_BYTES)
+                    found = answer.read(CHUNK_BYTES)
+                    if not found and answer.length:
+                        raise HTTPException(f"{answer.length:,} bytes are missing at its end")
+                    return found
 
             yield from content_of(older.name, chunk, self._failures.shown)
 
@@ -121,7 +132,7 @@ class BucketVersions:
         url = f"{host.rstrip('/')}{quote(path)}"
         headers = signed(method, url, query, self._access, self._region, datetime.now(UTC))
         with self._failing():
-            return urlopen(  # type: ignore[no-any-return]
+            return build_opener(_NoRedirects).open(  # type: ignore[no-any-return]
                 Request(f"{url}?{_query(query)}", method=method, headers=headers),
                 timeout=self._no_answer_s,
             )
@@ -150,6 +161,14 @@ class BucketVersions:
         if error.code == 404 and not code.startswith("NoSuchBucket"):
             return FileNotFoundError(code)
         return self._failures.of_service(OSError(code or f"status {error.code}"))
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Follows no redirection: a request is signed for one host, and its token is for nobody else. Where a bucket is, a
+    header of the answer says."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
 
 
 class _UnknownCall(Exception):  # noqa: N818 - an answer of the server, which its caller expects

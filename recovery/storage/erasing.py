@@ -45,6 +45,10 @@ class SoughtKeys:
         """The partitions whose copies can hold something: those of the keys, and that of the operational state."""
         return sorted({PartitionIndex(0), *(partition_of(each.key, self.count) for each in self.keys)})
 
+    def are_named_in(self, text: str) -> bool:
+        """Whether a text for people names a key."""
+        return any(word.is_in(text) for word in self.words)
+
     @property
     def words(self) -> list[NamedAs]:
         """How records of the run history name the keys."""

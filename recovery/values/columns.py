@@ -177,6 +177,11 @@ def _arranged(what: str, names: Sequence[str], kinds: Sequence[msgspec.inspect.T
             f"{_shown(value)} has {', '.join(map(repr, unknown))}, which is none of the {what} {', '.join(names)}",
             cause="The value does not fit the declared type of the state.",
         )
+    if len(set(fields)) < len(fields):
+        raise StateValueError(
+            f"{_shown(value)} has a field twice, and only one of them would be kept",
+            cause="The value does not fit the declared type of the state.",
+        )
     given = value if isinstance(value, dict) else dict(zip(fields, value, strict=True))
     return tuple(by_name(kind, given.get(name)) for name, kind in zip(names, kinds, strict=True))
 

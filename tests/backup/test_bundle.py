@@ -117,6 +117,20 @@ def test_who_may_only_read_lists_all_the_same(bucket):
     assert not (bucket.root / NAME).exists()
 
 
+def test_who_has_no_right_to_the_bundle_lists_all_the_same(bucket):
+    """A user may have a right to manifests and objects only."""
+
+    class Narrow(Bucket):
+        def read(self, name: str) -> Iterator[bytes]:
+            if name == NAME:
+                raise BackupTargetError("access denied", path=self.shown)
+            return super().read(name)
+
+    assert (bucket.root / NAME).exists()
+    assert list_backups(Narrow(bucket.root)) == afresh(bucket)
+    assert len(Catalog(Narrow(bucket.root)).look().backups) == BACKUPS
+
+
 def changed(bucket: Bucket, generator: random.Random, step: int) -> str:
     """Do one thing that happens to places, and return what."""
     path = bucket.root / NAME

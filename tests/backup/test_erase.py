@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,15 @@ import apsw
 import pytest
 
 from recovery.backup.drills import LastDrill, drill_names, note_drill
-from recovery.backup.erase import ErasedCopy, PlaceSearch, erase_place, erase_standby, search_standby
+from recovery.backup.erase import (
+    ACCESS,
+    ErasedCopy,
+    PlaceSearch,
+    check_access,
+    erase_place,
+    erase_standby,
+    search_standby,
+)
 from recovery.backup.make import Made
 from recovery.backup.manifest import FORMAT, OBJECTS, RUNNING, manifest_name
 from recovery.backup.repository import begin, list_backups, prune, running_name, under_way
@@ -33,6 +42,7 @@ from recovery.host.processes import as_holder, has_ended
 from recovery.operational.runs import RunHistory
 from recovery.operational.steps.step_edits import audit
 from recovery.places.directory import DirectoryPlace
+from recovery.places.protocol import OlderVersion
 from recovery.planning.backups import KeepRule
 from recovery.storage.erasing import SoughtKeys
 from recovery.storage.scan import scan
@@ -237,6 +247,28 @@ def test_a_backup_that_is_being_made_is_waited_for_by_the_user(copies):
     assert copies.place.entries(RUNNING) == []
 
 
+def test_a_backup_that_is_being_made_counts_where_the_place_has_nothing_yet(make_store, tmp_path):
+    """A backup that has read the key before may store it later: nothing is called erased before that backup has ended,
+    nor by a look."""
+    directory, place = make_store(COUNT), DirectoryPlace(tmp_path / "place")
+    back_up(directory, place)
+    history(directory, 1, executions=1)
+    sought, name = wanted(directory), running_name("20300101T000000.000Z-00")
+    place.write(name, [b"x"])
+    assert erased(directory) is not None
+    looked = PlaceSearch(place, sought).found(under_way(place, SystemClock().wall_ms()))
+    done = erase_place(PlaceSearch(place, sought), lambda: back_up(directory, place), SystemClock())
+    for found in (looked, done):
+        assert found.held == ()
+        assert name in found.left
+        assert "is being made" in found.why
+        assert not found.is_done
+    assert place.entries(RUNNING)
+    done = erase_place(PlaceSearch(place, sought), lambda: back_up(directory, place), SystemClock(), killed=True)
+    assert done.left == ()
+    assert place.entries(RUNNING) == []
+
+
 def announced(place: DirectoryPlace, identity: str, maker: dict[str, Any]) -> str:
     """The name of the note of a backup by this process."""
     begin(place, identity, lambda: None, SystemClock().wall_ms(), maker)
@@ -287,6 +319,12 @@ def test_a_process_that_this_user_cannot_see_has_not_ended(monkeypatch):
     assert not has_ended(unseen)
 
 
+def test_a_number_that_no_process_has_is_not_known_to_have_ended():
+    """Whoever writes to the place has written the note: the number may be larger than the system's calls take."""
+    for pid in (1 << 31, 1 << 61):
+        assert not has_ended(another(pid=pid))
+
+
 @pytest.mark.parametrize("point", ["backup.stored", "place.2"])
 def test_a_killed_backup_is_no_obstacle_to_the_same_command(copies, point):
     """The process that made the backup is gone, so its note does not count, and goes."""
@@ -320,6 +358,52 @@ def test_an_object_that_cannot_be_read_is_reported(copies):
     prune(copies.place, [KeepRule(count=1)], SystemClock().wall_ms())
     assert not (copies.root / "place" / name).exists()
     assert copies.erase() == ErasedCopy(copies.place.shown)
+
+
+class Versions:
+    """A bucket's older versions, which this user may list, and neither read nor see locked."""
+
+    def entries(self, prefix: str) -> list[OlderVersion]:
+        """Two of one object."""
+        return [OlderVersion("objects/part-0/x", each) for each in "ab" if prefix == OBJECTS]
+
+    def read(self, older: OlderVersion) -> Iterator[bytes]:
+        """Refuse."""
+        raise BackupTargetError("AccessDenied: s3:GetObjectVersion", path="place")
+
+    def delete(self, older: OlderVersion) -> None:
+        """Not asked."""
+        raise AssertionError
+
+    def lock(self, name: str, version: str | None = None) -> None:
+        """None is known."""
+
+
+def test_versions_that_this_user_may_not_read_are_left(copies):
+    """Reading them takes a permission of its own. The objects are erased without it, and the rest is named."""
+    assert erased(copies.directory) is not None
+    copies.place.versions = Versions()
+    found = PlaceSearch(copies.place, copies.wanted).found()
+    done = copies.erase()
+    for each in (found, done):
+        assert each.left == ("objects/part-0/x?versionId=a", "objects/part-0/x?versionId=b")
+        assert "s3:GetObjectVersion" in each.why
+    assert done.backup is not None
+    assert traces(copies.unpacked(), SECRET) == []
+
+
+def test_who_may_not_remove_is_told_what_stays(tmp_path):
+    """Only removing shows the right to remove; the error names the object that was written to learn it."""
+
+    class Kept(DirectoryPlace):
+        def delete(self, name: str) -> None:
+            raise BackupTargetError("AccessDenied", path=name)
+
+    with pytest.raises(BackupTargetError, match=rf"not remove objects: AccessDenied; {ACCESS}, .* stays"):
+        check_access(Kept(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [ACCESS]
+    check_access(DirectoryPlace(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_directory_is_the_writer(copies, tmp_path):

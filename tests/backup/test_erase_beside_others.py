@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from recovery.cli.erase_copies import NamedCopies
 from recovery.errors import (
     DirectoryLockedError,
     ErasureIncompleteError,
@@ -21,10 +22,12 @@ from recovery.errors import (
     StateNotFoundError,
     StorageError,
 )
+from recovery.storage.store import OwnerAccess
 from tests.backup import emulators
 from tests.backup.buckets import locked_bucket, versioned_bucket
 from tests.backup.emulators import Emulator, script
 from tests.backup.support import bring_back
+from tests.backup.test_erase import wanted
 from tests.backup.test_tools import litestream_config, wait_for_replica
 from tests.cli.test_erase import command, erase
 from tests.operational.person import OTHER, PERSON, SECRET, WAITING, apply, history, traces
@@ -154,6 +157,23 @@ def test_a_lock_is_reported_with_its_date(reached, store, tmp_path):
     assert bucket.traces(SECRET) == []
 
 
+def test_a_hold_has_no_date(reached, store):
+    """Somebody has to remove it: the date of another lock is not called the time to run the command again."""
+    bucket = locked_bucket(reached, "holds-objects", days=2, mode="GOVERNANCE")
+    place = bucket.place("copies")
+    assert command("backup", store, place).exit_code == 0
+    bucket.lock(days=2, mode="GOVERNANCE")
+    held = next(name for name in bucket.traces(SECRET))
+    bucket.hold(*held.split("?"))
+    done = erase(store, "--key", PERSON, "--place", place, "--yes", "--json")
+    assert done.exit_code == ErasureIncompleteError.exit_code, done.output
+    [copy] = json.loads(done.stdout)["copies"]
+    assert copy["until"] is None
+    assert "until its hold is removed (legal hold)" in copy["why"]
+    told = erase(store, "--key", PERSON, "--place", place, "--yes")
+    assert "Run the same command again after" not in told.stderr
+
+
 def test_a_bucket_that_nobody_can_look_into_is_not_called_complete(reached, store, tmp_path, monkeypatch):
     """Without keys, as with a process that gives AWS's client some, versions are not seen: the output says so."""
     bucket = versioned_bucket(reached, "not-seen")
@@ -173,6 +193,9 @@ def test_a_bucket_that_nobody_can_look_into_is_not_called_complete(reached, stor
     assert not said["complete"]
     assert "keys" in said["copies"][0]["unseen"]
     assert bucket.traces(SECRET)
+    again = erase(store, "--key", PERSON, "--place", place, "--yes")
+    assert again.exit_code == StateNotFoundError.exit_code
+    assert "copies (not looked at: older versions" in again.stderr
     for name, value in reached.environ.items():
         monkeypatch.setenv(name, value)
     assert erase(store, "--key", PERSON, "--place", place, "--yes").exit_code == 0
@@ -197,7 +220,33 @@ def test_what_other_buckets_keep_is_said(store, tmp_path, monkeypatch, kind):
         assert "soft-deleted" in copy["unseen"]
         assert command("restore", place, tmp_path / "back").exit_code == 0
         assert traces(tmp_path / "back", SECRET) == []
-        assert erase(store, "--key", PERSON, "--place", place, "--yes").exit_code == StateNotFoundError.exit_code
+        again = erase(store, "--key", PERSON, "--place", place, "--yes")
+        assert again.exit_code == StateNotFoundError.exit_code
+        assert "(not looked at: what the" in again.stderr
+        history(store, 2, executions=1)
+        done = erase(store, "--key", PERSON, "--place", place, "--yes", "--json")
+        assert done.exit_code == ErasureIncompleteError.exit_code
+        [copy] = json.loads(done.stdout)["copies"]
+        assert (copy["held"], copy["left"]) == ([], [])
+        assert "soft-deleted" in copy["unseen"]
+
+
+def test_a_place_that_fails_is_named_without_its_password(store, monkeypatch):
+    """Although the address that the command was given has one."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with emulators.moto() as server:
+        place = server.place("copies").replace("://", "://key:not-a-real-secret@")
+        made = command("backup", store, place)
+        assert made.exit_code == 0, made.output
+        access, sought = OwnerAccess(), wanted(store)
+        copies = NamedCopies(store, access, sought, [place], [])
+        [found] = copies.searched(dry_run=True)
+        assert found.held
+    [failed] = copies.erased()
+    assert failed.left
+    assert "secret" not in str(failed)
+    assert failed.location == found.location
 
 
 def test_a_standby_that_follows_meanwhile(store, tmp_path):

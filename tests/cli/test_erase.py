@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from recovery.backup.drills import LastDrill, note_drill
+from recovery.backup.note import note_last_drill
 from recovery.backup.repository import begin
 from recovery.backup.standby.follow import Follower
 from recovery.base.clock import SystemClock
@@ -22,6 +23,7 @@ from recovery.errors import (
     ConfigurationError,
     DirectoryLockedError,
     ErasureIncompleteError,
+    FlowMismatchError,
     ForeignPartitionError,
     NoBackupError,
     RecoveryError,
@@ -293,6 +295,82 @@ def test_a_standby_is_not_erased_by_itself(store, tmp_path):
     assert erase(store, "--key", PERSON, "--standby", store, "--dry-run").exit_code == StandbyDirectoryError.exit_code
 
 
+def test_a_backup_that_is_being_made_is_no_success(make_store, tmp_path):
+    """It may have read the key, and store it when the command has ended: the dry run, the question and the exit code
+    say so, although nothing at the place holds the key. The remedy that the output has works."""
+    store, place = make_store(2), tmp_path / "place"
+    assert command("backup", store, place).exit_code == 0
+    history(store, 1)
+    identity = "20300101T000000.000Z-00"
+    begin(DirectoryPlace(place), identity, lambda: None, 0, as_holder("backup") | {"host": "elsewhere"})
+    words = ["--key", PERSON, "--place", place]
+    looked = erase(store, *words, "--dry-run")
+    assert f"{place}: a backup is being made there, or was killed: running/{identity}" in looked.stdout
+    asked = erase(store, *words, given="n\n")
+    assert "a backup is being made there" in asked.stderr
+    assert traces(store, SECRET)
+    done = erase(store, *words, "--yes", "--json")
+    assert done.exit_code == ErasureIncompleteError.exit_code, done.output
+    said = json.loads(done.stdout)
+    assert not said["complete"]
+    assert said["copies"][0]["left"] == [f"running/{identity}.json.gz"]
+    assert "(backup). Repeat the command" in said["copies"][0]["why"]
+    assert erase(store, *words, "--dry-run").exit_code == 0
+    again = erase(store, *words, "--yes")
+    assert again.exit_code == ErasureIncompleteError.exit_code
+    assert "--killed-backups" in again.stderr
+    assert erase(store, *words, "--dry-run", "--killed-backups").exit_code == StateNotFoundError.exit_code
+    assert list((place / "running").iterdir())
+    erase(store, *words, "--yes", "--killed-backups")
+    assert not list((place / "running").iterdir())
+    assert erase(store, *words, "--yes").exit_code == StateNotFoundError.exit_code
+
+
+def test_notes_of_another_writer_stay(store, tmp_path):
+    """Where another directory backs up to the place, --killed-backups withdraws none of its backups."""
+    place, other = tmp_path / "place", tmp_path / "other"
+    assert erase(store, "--key", PERSON, "--yes").exit_code == 0
+    assert command("backup", store, place).exit_code == 0
+    assert command("restore", place, other).exit_code == 0
+    assert command("backup", other, place, "--takeover").exit_code == 0
+    begin(
+        DirectoryPlace(place), "20300101T000000.000Z-00", lambda: None, 0, as_holder("backup") | {"host": "elsewhere"}
+    )
+    before = bytes_of(place)
+    for word in ("--dry-run", "--yes"):
+        refused = erase(store, "--key", PERSON, "--place", place, "--killed-backups", word)
+        assert refused.exit_code == TakenOverError.exit_code, refused.output
+    assert bytes_of(place) == before
+
+
+def test_a_directory_that_no_flow_has_used_is_refused_by_a_dry_run_too(make_store, tmp_path):
+    """Nobody is asked about an erasure that the command refuses, and no place is written to."""
+    store, place = make_store(2), tmp_path / "place"
+    assert command("state", "set", store, "people/ada", f'"{SECRET}"').exit_code == 0
+    assert command("backup", store, place).exit_code == 0
+    before = bytes_of(tmp_path), place.stat().st_mtime_ns
+    for word in ("--dry-run", "--yes", ""):
+        refused = erase(store, "--state", "people/*", "--place", place, *filter(None, [word]))
+        assert refused.exit_code == FlowMismatchError.exit_code, refused.output
+        assert "Nothing brings" not in refused.output
+    assert (bytes_of(tmp_path), place.stat().st_mtime_ns) == before
+
+
+def test_no_place_is_written_to_before_all_are_checked(store, tmp_path, monkeypatch):
+    """Whether this user may write is found out by writing, so that comes last: a refusal leaves every place as it
+    was, and a bucket no version more."""
+    places = [tmp_path / name for name in ("first", "taken")]
+    for place in places:
+        assert command("backup", store, place, "--takeover").exit_code == 0
+    assert command("restore", places[1], tmp_path / "other").exit_code == 0
+    assert command("backup", tmp_path / "other", places[1], "--takeover").exit_code == 0
+    written = []
+    monkeypatch.setattr("recovery.backup.erase.check_access", lambda place: written.append(place.shown))
+    named = [word for place in places for word in ("--place", place)]
+    assert erase(store, "--key", PERSON, *named, "--yes").exit_code == TakenOverError.exit_code
+    assert written == []
+
+
 def test_an_unknown_key_changes_nothing(store, tmp_path):
     """Nor does it make a backup; the error does not repeat the key."""
     assert command("backup", store, tmp_path / "place").exit_code == 0
@@ -350,6 +428,22 @@ def test_the_note_of_a_drill_loses_the_key(store, tmp_path):
     assert note_drill(DirectoryPlace(place), drill) is None
     assert erase(store, "--key", PERSON, "--place", place, "--yes").exit_code == 0
     assert traces(tmp_path, f"{PERSON}'") == []
+
+
+def test_a_note_of_a_drill_is_found_where_only_it_names_the_key(store):
+    """As after a kill between the erasure and the note: a dry run shows the note, and the command removes it."""
+    assert erase(store, "--key", PERSON, "--yes").exit_code == 0
+    note_last_drill(store, LastDrill(1, "place", None, 0.5, f"a row does not match (key {PERSON!r})", "host"))
+    looked = erase(store, "--key", PERSON, "--dry-run", "--json")
+    assert looked.exit_code == 0, looked.output
+    assert json.loads(looked.stdout)["last_drill"]
+    asked = erase(store, "--key", PERSON, given="n\n")
+    assert "the note of the last drill names the key. Erase the rest" in asked.stderr
+    assert traces(store, PERSON)
+    done = erase(store, "--key", PERSON, "--yes")
+    assert done.exit_code == 0, done.output
+    assert traces(store, f"{PERSON}'") == []
+    assert erase(store, "--key", PERSON, "--yes").exit_code == StateNotFoundError.exit_code
 
 
 def test_known_copies_that_were_not_named(store, tmp_path, monkeypatch):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from recovery.errors import BackupTargetError
 from recovery.places.access import Access
+from recovery.places.failures import Failures
 from recovery.places.opening import open_place
 from recovery.places.protocol import OlderVersion
-from recovery.places.versions import signed
+from recovery.places.versions import BucketVersions, signed
 from tests.backup import emulators
 from tests.backup.buckets import Bucket, locked_bucket, versioned_bucket
 from tests.backup.emulators import Emulator
@@ -117,6 +120,67 @@ def test_a_bucket_that_keeps_no_versions_has_none(s3, bucket):
     assert place.versions is not None
     assert place.versions.entries("objects/") == []
     place.versions.delete(OlderVersion("objects/1", "null"))
+
+
+class Broken(BaseHTTPRequestHandler):
+    """A server whose list of versions never ends, and whose objects end too early."""
+
+    def do_GET(self) -> None:
+        """Answer a list, or half an object."""
+        if "elsewhere" in self.path:
+            self.send_response(307)
+            self.send_header("location", "/stolen")
+            self.send_header("content-length", "0")
+            self.end_headers()
+            return
+        assert "stolen" not in self.path
+        page = b"<R><IsTruncated>true</IsTruncated><NextKeyMarker>a</NextKeyMarker></R>"
+        if "prefix=place%2Fgenerations%2F" in self.path:
+            page = b"<R><Version><Key>place/generations/1</Key><IsLatest>false</IsLatest></Version></R>"
+        is_list = "versionId" not in self.path
+        self.send_response(200)
+        self.send_header("content-length", str(len(page) if is_list else 10))
+        self.end_headers()
+        self.wfile.write(page if is_list else b"half ")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def broken() -> Iterator[BucketVersions]:
+    """The versions of a bucket at that server."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        access = Access("", endpoint=f"http://127.0.0.1:{server.server_port}", key_id="key", secret="secret")
+        yield BucketVersions("bucket", "place", access, Failures(BackupTargetError, "place"), 10.0)
+        server.shutdown()
+        thread.join(10)
+
+
+def test_a_list_that_does_not_end_is_an_error(broken):
+    """No server that answers makes the command wait for ever."""
+    with pytest.raises(BackupTargetError, match="does not come to an end"):
+        broken.entries("objects/")
+
+
+def test_a_redirection_is_not_followed(broken):
+    """A request that is signed for one server is sent to no other."""
+    with pytest.raises(BackupTargetError, match="307"):
+        broken.entries("elsewhere/")
+
+
+def test_versions_without_ids_are_an_error(broken):
+    """A server that names them in another way cannot be asked for one, nor to remove one."""
+    with pytest.raises(BackupTargetError, match="without their ids"):
+        broken.entries("generations/")
+
+
+def test_half_a_version_is_an_error(broken):
+    """It is not taken for a version without the key."""
+    with pytest.raises(BackupTargetError, match="5 bytes are missing"):
+        list(broken.read(OlderVersion("drills/1.json", "v")))
 
 
 def test_a_bucket_that_is_not_there_is_an_error(s3, bucket):

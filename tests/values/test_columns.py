@@ -131,6 +131,8 @@ def test_rows_within_a_row_go_by_their_names():
     for bad in (Row(one=Row(x=1, z=2)), {"many": [{"x": 1, "z": 2}]}, Row(named={"k": Row(z=1)}), Row(z=1)):
         with pytest.raises(StateValueError, match="has 'z', which is none of"):
             by_name(info, bad)
+    with pytest.raises(StateValueError, match="has a field twice"):
+        by_name(info, Row(one=Row("x", "x")(1, 2)))
 
 
 def test_a_struct_within_columns_is_declared_with_its_names():
