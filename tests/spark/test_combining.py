@@ -164,3 +164,14 @@ def test_two_steps_over_one_frame(spark, feed, tmp_path):
     assert {key: state["total"] for key, state in states(tmp_path / "db", "keys").items()} == truth
     odd = sum(value for _, value in feed.rows if value % 2)
     assert states(tmp_path / "db", "parity") == {"1": {"total": odd}, "0": {"total": sum(truth.values()) - odd}}
+
+
+def test_an_aggregate_without_columns_beside_it(spark, feed, tmp_path):
+    """Spark takes all columns from the different rows of a table if only their number counts."""
+    feed.add([("a", 1), ("a", 2)])
+    table = spark.createDataFrame([("x",), ("x",), ("y",)], "word string").distinct().select()
+    plans = Plans(spark)
+    frame = feed.frame(spark).transform(aggregate("s", key="key", n=count())).crossJoin(table)
+    run_to_end(frame, tmp_path / "db", plans)
+    assert plans.combined == [True]
+    assert states(tmp_path / "db", "s") == {"a": {"n": 2}}
