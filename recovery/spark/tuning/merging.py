@@ -10,7 +10,8 @@ how much there is to read, a separate job runs the exchange and counts them. If 
 from the exchange; if not, Spark continues behind the exchange.
 
 What merging buys: ten million lines over a thousand keys take 18.2 s instead of 22.2, and 141 MiB outside the JVM
-instead of 425. Merging loses with ten thousand keys or more: a micro-batch of 200,000 lines takes 281 ms instead of 269.
+instead of 425. Merging loses with ten thousand keys or more: a micro-batch of 200,000 lines takes 281 ms instead of
+269.
 """
 
 from __future__ import annotations
