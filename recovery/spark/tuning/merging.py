@@ -143,6 +143,9 @@ class Merging:
                 return None
             rows = self._collector.collect(taken)
         self._merged, self._few = True, sum(map(len, rows)) <= FEW_ROWS
+        if self._few and sum(each.nbytes for each in rows) > MOST_COUNTED_BYTES:
+            # Files may be compressed: the bytes to read do not bound those of the next rows.
+            self._few = None
         return Merged(nodes, self._merge(nodes.step, rows, address, batch))
 
     def _find(self, plan: Any) -> _AggregateNodes | None:
