@@ -6,11 +6,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from recovery.base.outside import Answers, CannotTell, Checked, DoesNotApply, Moment, Question
@@ -22,7 +20,7 @@ from recovery.spark.clusters import Input
 from recovery.spark.inputs.kafka_group import ConsumerGroup
 from recovery.spark.inputs.protocol import Looked, Resumes
 from recovery.spark.jvm.kafka_groups import KafkaWatch
-from recovery.spark.jvm.kafka_offsets import Topic, topics_at
+from recovery.spark.jvm.kafka_offsets import Topic, is_found, topics_at
 from recovery.spark.jvm.lost_input import no_topic
 
 _LOOKS = (Moment.START, Moment.GOING_BACK)
@@ -106,12 +104,7 @@ class KafkaInput:
         pattern = self._subscription.pattern
         if pattern is None or self._subscription.is_certain:
             return self._subscription.covers(topic)
-        jvm: Any = self._spark._jvm
-        try:
-            return bool(jvm.java.util.regex.Pattern.compile(pattern).matcher(topic).find())
-        except (Py4JJavaError, PySparkException):
-            # Spark refuses the pattern, too, and says why.
-            return True
+        return is_found(self._spark, pattern, topic)
 
     def _identity(self, topic: str, there: Mapping[str, Topic]) -> str | None:
         """Return the id by which the topic was known; None: by none. Sources of several clusters may have read topics
