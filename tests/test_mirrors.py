@@ -145,7 +145,7 @@ COVERED_BY = {
         spark.steps.picklable spark.steps.state_columns spark.steps.stateful spark.steps.ticks""",
     "spark/test_refused_plans.py": "spark.planner.bind",
     "spark/inputs/test_look.py": """operational.steps.input_again spark.inputs.kinds
-        spark.inputs.others spark.inputs.protocol spark.jvm.kafka_offsets spark.jvm.tables""",
+        spark.inputs.others spark.inputs.protocol spark.jvm.tables""",
     "spark/test_arrow.py": "sinks.all_keys",
     "spark/test_combining.py": "spark.steps.combine",
     "spark/test_merging.py": "spark.tuning.collecting",

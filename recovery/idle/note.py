@@ -40,8 +40,7 @@ class FlowInput(msgspec.Struct, frozen=True, kw_only=True):
     execution: the id of that execution. epoch, batch: the newest closed epoch, and its last micro-batch. sources: by
     the places in the plan; places: which of them are one source, as `SourcePlaces` writes it. due_ms: when the next
     timeout of a step is due, milliseconds since 1970; None: none is. group: the consumer group that shows positions in
-    topics; None: none does. why_not: why only Spark knows whether there is new
-    input; empty: this package can tell.
+    topics; None: none does. why_not: why only Spark knows whether there is new input; empty: this package can tell.
     """
 
     flow: str

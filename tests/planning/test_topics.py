@@ -26,8 +26,6 @@ def test_what_options_say():
         ("^orders$", "orders-1", False),
         ("a|b", "xbx", True),
         ("(eu|us)-[a-z]{2}", "us-x", False),
-        # Java's own: a topic that was read matched then.
-        (r"\p{Alpha", "orders", True),
     ],
 )
 def test_patterns(pattern, topic, covers):

@@ -11,12 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from recovery import RecoveryConfig, aggregate, init_partitions, start
 from recovery.aggregates import count, last, max_, mean, sum_, top_k
 from recovery.aggregates import first as first_
 from recovery.errors import StateValueError
 from recovery.spark.run.reporting.events import BatchDone
+from recovery.spark.steps.aggregate_functions import FUNCTIONS
+from recovery.spark.steps.combine import combined
 from recovery.spark.tuning.tuning import VARIABLE
 from tests.aggregate_model import COMBINED, ROUNDED, SCHEMA, expected, random_row
 from tests.shares import first, some
@@ -164,3 +167,25 @@ def test_two_steps_over_one_frame(spark, feed, tmp_path):
     assert {key: state["total"] for key, state in states(tmp_path / "db", "keys").items()} == truth
     odd = sum(value for _, value in feed.rows if value % 2)
     assert states(tmp_path / "db", "parity") == {"1": {"total": odd}, "0": {"total": sum(truth.values()) - odd}}
+
+
+@pytest.mark.parametrize("name", ["top", "top_s", "late_d"])
+def test_arrays_of_a_row_without_a_value(spark, name):
+    """They are NULL where rows are not combined, and declared so: PySpark 4.0 fails at a NULL that is not declared."""
+    one = COMBINED[name]
+    frame = spark.createDataFrame([], from_arrow_schema(SCHEMA))
+    parts = FUNCTIONS[one.function].parts(one, [(F.col(each), frame.schema[each].dataType) for each in one.inputs])
+    names = tuple(f"part_{number}" for number in range(len(parts)))
+    schema = combined(frame, [F.col("key")], {names: parts}).schema
+    assert all(schema[each].nullable for each in names)
+
+
+def test_an_aggregate_without_columns_beside_it(spark, feed, tmp_path):
+    """Spark takes all columns from the different rows of a table if only their number counts."""
+    feed.add([("a", 1), ("a", 2)])
+    table = spark.createDataFrame([("x",), ("x",), ("y",)], "word string").distinct().select()
+    plans = Plans(spark)
+    frame = feed.frame(spark).transform(aggregate("s", key="key", n=count())).crossJoin(table)
+    run_to_end(frame, tmp_path / "db", plans)
+    assert plans.combined == [True]
+    assert states(tmp_path / "db", "s") == {"a": {"n": 2}}

@@ -120,11 +120,12 @@ def test_a_pattern_of_topics(spark, kafka, topic, tmp_path):
 
 
 @on_its_spark
-def test_a_part_of_a_name_as_pattern(spark, kafka, topic, tmp_path):
+@pytest.mark.parametrize("pattern", [" {} ", "[o-q&&[^q]]{}"], ids=["plain", "of Java"])
+def test_a_part_of_a_name_as_pattern(spark, kafka, topic, tmp_path, pattern):
     """Spark searches for the pattern in names, and so does the look at the input: the topics are still those that the
-    flow reads."""
-    first = topic(name="part-of-a-name")
-    pattern = {"subscribePattern": f" {first[5:-2]} "}
+    flow reads, also by a pattern that means something else in Python."""
+    first = topic(name=f"part-{pattern.count('&')}-of-a-name")
+    pattern = {"subscribePattern": pattern.format(first[first.index("art") : -2])}
     for seed in range(3):
         kafka.send(first, some(seed))
         run(records(spark, kafka.servers, **pattern), tmp_path)

@@ -126,6 +126,17 @@ def test_few_rows_of_many_bytes(spark, feed, tmp_path, merged, monkeypatch, most
     assert [len(each["texts"]) for each in states(tmp_path / "db", "some").values()] == [100] * 3
 
 
+def test_bytes_that_become_many(spark, feed, tmp_path, merged, monkeypatch):
+    """Rows that had many bytes are counted before the driver takes the next ones, whatever there is to read."""
+    monkeypatch.setattr(merging, "MOST_COUNTED_BYTES", 20_000)
+    for size in (10, 1000, 1000):
+        feed.add((f"k{number % 3}", number) for number in range(size))
+    texts = collect(F.concat(F.lit("a" * 100), "value"), 100)
+    run_to_end(feed.frame(spark).transform(aggregate("some", key="key", texts=texts)), tmp_path / "db")
+    assert merged == [0, 1]
+    assert [len(each["texts"]) for each in states(tmp_path / "db", "some").values()] == [100] * 3
+
+
 @pytest.mark.long
 def test_rows_that_cannot_be_combined(spark, feed, tmp_path, merged):
     """How many rows there are counts, however few keys they have."""

@@ -542,11 +542,14 @@ def test_on_the_command_line(spark, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     init_partitions(tmp_path / "db", 1)
     (tmp_path / "jobs.py").write_text("""
+from pathlib import Path
 from recovery import Node, Pipeline, incremental
 orders = incremental(lambda spark: spark.range(5), column="id", key="orders")
+# The JVM of the tests is in another directory.
+output = str(Path("out").resolve())
 pipeline = Pipeline("nightly", [
-    Node("load", read=orders, write=lambda frame: frame.write.mode("overwrite").parquet("out")),
-    Node("report", read=lambda spark: spark.read.parquet("out"), write=lambda frame: frame.collect(), needs=["load"]),
+    Node("load", read=orders, write=lambda frame: frame.write.mode("overwrite").parquet(output)),
+    Node("report", read=lambda spark: spark.read.parquet(output), write=lambda frame: frame.collect(), needs=["load"]),
 ])
 """)
     done = run_here(spark, "jobs.py", "-r", "db", "--resume", "--json")

@@ -19,6 +19,7 @@ from recovery.aggregates import (
     approx_distinct,
     collect,
     count,
+    count_distinct,
     last,
     max_,
     mean,
@@ -227,6 +228,8 @@ def test_approximate_distinct_is_as_close_as_it_says(driver):
         lambda: top_k("v", 0), lambda: top_k("v", True), lambda: collect("v", 10**6), lambda: collect("v", 1, keep="x"),
         lambda: approx_distinct("v", error=0), lambda: plan_aggregate("s", "n", sum_("s"), [T.StringType()]),
         lambda: plan_aggregate("s", "n", top_k("m", 1), [T.ArrayType(T.LongType())]),
+        lambda: plan_aggregate("s", "n", count_distinct("s"), [T.DoubleType()]),
+        lambda: plan_aggregate("s", "n", count_distinct("s"), [T.StringType("UTF8_LCASE")]),
     ],
 )  # fmt: skip
 def test_what_cannot_be_computed_is_refused(call):

@@ -20,7 +20,7 @@ from recovery.spark.clusters import Input
 from recovery.spark.inputs.kafka_group import ConsumerGroup
 from recovery.spark.inputs.protocol import Looked, Resumes
 from recovery.spark.jvm.kafka_groups import KafkaWatch
-from recovery.spark.jvm.kafka_offsets import Topic, topics_at
+from recovery.spark.jvm.kafka_offsets import Topic, is_found, topics_at
 from recovery.spark.jvm.lost_input import no_topic
 
 _LOOKS = (Moment.START, Moment.GOING_BACK)
@@ -61,14 +61,14 @@ class KafkaInput:
         self._known = resumes.identities
         self._left = resumes.left
         self._back: dict[str, dict[int, int]] = {}
-        mine = {topic for topic in set().union(*reads) if self._subscription.covers(topic)} | self._at.keys()
+        mine = {topic for topic in set().union(*reads) if self._covers(topic)} | self._at.keys()
         self._reached: Offsets = {topic: _furthest(topic, [self._at, *reads]) for topic in mine}
 
     def look(self) -> Looked:
         """Look at the topics, and change nothing. Raises InputLostError or FlowFailedError for a topic that the flow
         names and that does not exist, and InputUnavailableError if the broker does not answer."""
         named = self._subscription.names
-        returns = {topic for topic in self._left.keys() - self._at.keys() if self._subscription.covers(topic)}
+        returns = {topic for topic in self._left.keys() - self._at.keys() if self._covers(topic)}
         asked = {*self._reached, *named, *returns}
         if not asked:
             return Looked()
@@ -77,7 +77,7 @@ class KafkaInput:
         # What Spark says of a topic that it has not read yet is as clear.
         if lacks and self._reached:
             raise no_topic(lacks, read=set(lacks) & self._reached.keys())
-        here = {topic: each for topic, each in found.items() if self._subscription.covers(topic)}
+        here = {topic: each for topic, each in found.items() if self._covers(topic)}
         back = {topic: self._again(topic, here[topic]) for topic in sorted(returns & here.keys())}
         looked = Looked(
             errors=tuple((topic, error) for topic, (error, _) in back.items()),
@@ -98,6 +98,13 @@ class KafkaInput:
             for topic, partitions in self._reached.items() for number, reached in partitions.items()
         )  # fmt: skip
         return replace(looked, needed=needed, there=_there(here), causes=dict.fromkeys(self._reached, _CAUSE))
+
+    def _covers(self, topic: str) -> bool:
+        """Whether the source reads a topic. Java searches for a pattern, as for Spark: it has what Python lacks."""
+        pattern = self._subscription.pattern
+        if pattern is None or self._subscription.is_certain:
+            return self._subscription.covers(topic)
+        return is_found(self._spark, pattern, topic)
 
     def _identity(self, topic: str, there: Mapping[str, Topic]) -> str | None:
         """Return the id by which the topic was known; None: by none. Sources of several clusters may have read topics

@@ -4,6 +4,7 @@ import java.io.IOException;
 import java.lang.reflect.Field;
 import java.net.InetAddress;
 import java.net.Socket;
+import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
 import javax.net.SocketFactory;
@@ -17,7 +18,8 @@ public class PromptSockets extends DefaultGatewayServerListener {
     public PromptSockets(Object given) throws Exception {
         GatewayServer server = (GatewayServer) given;
         server.addListener(this);
-        List begun = (List) field(GatewayServer.class, "connections").get(server);
+        // A copy: other threads of Python connect and leave meanwhile.
+        List begun = new ArrayList((List) field(GatewayServer.class, "connections").get(server));
         for (Iterator each = begun.iterator(); each.hasNext();) {
             connectionStarted((Py4JServerConnection) each.next());
         }

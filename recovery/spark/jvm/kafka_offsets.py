@@ -55,6 +55,16 @@ def topics_at(spark: SparkSession, options: Mapping[str, str], names: Iterable[s
         return found
 
 
+def is_found(spark: SparkSession, pattern: str, topic: str) -> bool:
+    """Whether Java finds a pattern in a topic's name, as Spark's connector searches for it; True for a pattern that
+    Java refuses: Spark says why."""
+    jvm: Any = spark._jvm
+    try:
+        return bool(jvm.java.util.regex.Pattern.compile(pattern).matcher(topic).find())
+    except (Py4JError, PySparkException):
+        return True
+
+
 @contextlib.contextmanager
 def _client(jvm: Any, options: Mapping[str, str]) -> Iterator[Any]:
     client = None

@@ -40,10 +40,16 @@ class MadeAggregate:
 
 @dataclass(frozen=True)
 class _Accepted:
-    """The types of input that a function accepts, and their names for an error."""
+    """The types of input that a function accepts, and their names for an error. by_bytes: no strings whose collation
+    makes equal what has other bytes."""
 
     types: tuple[type[T.DataType], ...]
     names: str
+    by_bytes: bool = False
+
+    def takes(self, kind: T.DataType) -> bool:
+        """Whether the function accepts a type."""
+        return isinstance(kind, self.types) and not (self.by_bytes and not _goes_by_bytes(kind))
 
 
 _ANY = _Accepted((T.DataType,), "any type")
@@ -56,7 +62,7 @@ _ORDERED = _Accepted(
 _EXACT = _Accepted(
     (T.IntegralType, T.DecimalType, T.StringType, T.BooleanType, T.BinaryType, T.DateType, T.TimestampType,
      T.TimestampNTZType),
-    "integers, decimals, strings, booleans, binary, dates and timestamps",
+    "integers, decimals, strings without a collation, booleans, binary, dates and timestamps", by_bytes=True,
 )  # fmt: skip
 
 Make: TypeAlias = Callable[[str, Aggregate, Sequence[T.DataType]], MadeAggregate]
@@ -101,7 +107,7 @@ def plan_aggregate(
     """
     function = FUNCTIONS[each.function]
     for kind in kinds:
-        if not isinstance(kind, function.accepts.types):
+        if not function.accepts.takes(kind):
             raise ConfigurationError(
                 f"step {step_id!r}: {name}={each} is of a column of type {kind.simpleString()}",
                 cause=f"The function takes {function.accepts.names}.",
@@ -213,15 +219,15 @@ def _ranked(name: str, each: Aggregate, kinds: Sequence[T.DataType], *, descendi
 
 
 def _ranked_parts(each: Aggregate, inputs: Inputs, *, descending: bool) -> Parts:
-    if not all(map(_is_ordered_alike, (kind for _, kind in inputs))):
+    if not all(map(_goes_by_bytes, (kind for _, kind in inputs))):
         return None
     if each.limit == 0:
         return _best_parts(inputs, descending=descending)
     return _listed_parts(each.limit, inputs, descending=descending) if each.limit <= MOST_LISTED else None
 
 
-def _is_ordered_alike(kind: T.DataType) -> bool:
-    """Whether Spark and Arrow order the values of a type in the same way."""
+def _goes_by_bytes(kind: T.DataType) -> bool:
+    """Whether bytes decide which strings are equal, and their order, as they do in Arrow. True for other types."""
     return not isinstance(kind, T.StringType) or kind.isUTF8BinaryCollation()
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from recovery.errors import UnsupportedPlanError
 
@@ -57,6 +58,9 @@ def combined(
         part.combine([columns[each] for each in of_one]).cast(types[name]).alias(name) for name, part, of_one in named
     ]
     aggregate = rows.groupBy(*grouping).agg(*together)
+    # Spark's code does not look for NULL in a column that is declared to have none.
+    both = zip(aggregate.schema, alone.schema, strict=True)
+    schema = T.StructType([T.StructField(one.name, one.dataType, one.nullable or two.nullable) for one, two in both])
 
     def place(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         raise UnsupportedPlanError(
@@ -70,4 +74,4 @@ def combined(
         aggregate._jdf.queryExecution().analyzed(),
         alone._jdf.queryExecution().analyzed(),
     )
-    return rows.mapInArrow(place, aggregate.schema)
+    return rows.mapInArrow(place, schema)

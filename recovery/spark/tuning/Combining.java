@@ -124,7 +124,8 @@ class Place {
     }
 
     void learn(SparkPlan executed) {
-        if (id(executed.output()).equals(id(aggregate.output()))) {
+        // Another aggregate of the plan may give no columns.
+        if (!executed.output().isEmpty() && id(executed.output()).equals(id(aggregate.output()))) {
             SparkPlan input = (SparkPlan) executed.children().head();
             while (!(input instanceof FilterExec)) {
                 input = (SparkPlan) input.children().head();

@@ -15,6 +15,18 @@ def field(jvm, owner: str, name: str, of):
     return found.get(of)
 
 
+def test_once_in_a_jvm(spark, monkeypatch):
+    """A later session of the process finds it done. What fails there leaves the session as it is."""
+    gateway, jvm = spark.sparkContext._gateway, spark._jvm
+    listeners = len(field(jvm, "py4j.GatewayServer", "listeners", gateway.java_gateway_server))
+    prompt_sockets.install(spark)
+    assert len(field(jvm, "py4j.GatewayServer", "listeners", gateway.java_gateway_server)) == listeners
+    monkeypatch.setattr(prompt_sockets, "_prompt", set())
+    monkeypatch.setattr(gateway, "java_gateway_server", jvm.java.lang.Object())
+    prompt_sockets.install(spark)
+    assert not prompt_sockets._prompt
+
+
 def test_all_connections_of_a_session(spark):
     """Those that were open before, one of a new thread, and those that the JVM and Python open to call back."""
     gateway, jvm = spark.sparkContext._gateway, spark._jvm
