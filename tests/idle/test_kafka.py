@@ -253,11 +253,23 @@ def test_several_topics_patterns_and_partitions(running):
     assert topics.look(subscribepattern="several-a|__") is None
 
 
+NOT_YET = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS")
+
+
 def commit(kafka: Kafka, group: str, offsets: dict[tuple[str, int], int], text: str) -> None:
     """Let a consumer group have offsets, as if a run or another program had committed them."""
     consumer = clients.Consumer({"bootstrap.servers": kafka.servers, "group.id": group})
     wanted = [clients.TopicPartition(topic, number, offset, text) for (topic, number), offset in offsets.items()]
-    consumer.commit(offsets=wanted, asynchronous=False)
+    until = time.monotonic() + 60
+    while True:
+        try:
+            consumer.commit(offsets=wanted, asynchronous=False)
+            break
+        except clients.KafkaException as error:
+            # A broker that has just made its topic of groups, or still reads it.
+            if (not error.args[0].retriable() and error.args[0].name() not in NOT_YET) or time.monotonic() > until:
+                raise
+            time.sleep(0.1)
     consumer.close()
 
 

@@ -26,6 +26,8 @@ OWN_OPTIONS = {
 _QUIET = {"log_level": 0}
 SHOWN = 3
 """How many topics an error names that are asked about in one question."""
+TRIES = 5
+"""How often a consumer group's metadata are read that do not come as text."""
 _NO_TOPIC = "UNKNOWN_TOPIC_OR_PART"
 
 
@@ -115,7 +117,14 @@ class Client:
         # Not the client that asks: its list_consumer_group_offsets crashed where a group had no offsets.
         reader = self.made(self.kafka.Consumer, {"group.id": group, "enable.auto.commit": False})
         with contextlib.closing(reader), self.translated(f"looking at consumer group {group}"):
-            found = reader.committed(wanted, self.patience_s)
+            for left in reversed(range(TRIES)):
+                try:
+                    found = reader.committed(wanted, self.patience_s)
+                    break
+                except UnicodeDecodeError:
+                    # It reads metadata beyond their end, up to a zero, and what lies there need not be text.
+                    if not left:
+                        raise self.kafka.KafkaException(self.kafka.KafkaError(self.kafka.KafkaError._BAD_MSG)) from None
         return {(place.topic, place.partition): (place.offset, place.metadata or "") for place in found}
 
     @staticmethod
