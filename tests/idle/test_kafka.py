@@ -381,6 +381,7 @@ flow = recovery.Flow("orders", build, recovery.FileSink("out"))
 """
 
 
+@pytest.mark.long
 @needs_jars
 def test_a_user_runs_a_flow(tmp_path):
     """The second run ends without Spark; a new record starts it, and counts once; so does a broker that is away."""
