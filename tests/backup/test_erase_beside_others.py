@@ -202,7 +202,7 @@ def test_a_bucket_that_nobody_can_look_into_is_not_called_complete(reached, stor
     assert bucket.traces(SECRET) == []
 
 
-@pytest.mark.parametrize("kind", ["gs", "abfs"])
+@pytest.mark.parametrize("kind", ["gs", pytest.param("abfs", marks=pytest.mark.long)])
 def test_what_other_buckets_keep_is_said(store, tmp_path, monkeypatch, kind):
     """Google Cloud Storage and Azure keep removed objects for some days, which no client of theirs here can see: the
     exit code says that a copy may hold the key. No object that can be seen does."""

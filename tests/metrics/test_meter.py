@@ -202,7 +202,8 @@ def test_memory_of_a_driver_that_the_jvm_has_started(tmp_path, monkeypatch):
 
 
 def test_memory_of_an_owner():
-    """Its process is known by its command, and is no worker."""
+    """Its process is known by its command, and is no worker, as processes that other tests have left are."""
+    before = measure_memory(os.getpid()).workers_bytes or 0
     code = "import sys; print('ready', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, "-m", "recovery.owner"]
     child = subprocess.Popen([*command, ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -212,7 +213,7 @@ def test_memory_of_an_owner():
     finally:
         child.communicate()
     assert found.owner_bytes > 1_000_000
-    assert found.workers_bytes is None or found.workers_bytes < 10 * found.owner_bytes
+    assert (found.workers_bytes or 0) - before < found.owner_bytes
 
 
 def test_memory_without_proc(tmp_path):
