@@ -49,7 +49,7 @@ SCHEMA = pa.schema([
     ("at", pa.int64()), ("moment", pa.timestamp("us", "UTC")), ("h", pa.int64()),
 ])  # fmt: skip
 ROUNDED = {"mean_d", "var", "dev"}
-"""Those whose last digits depend on the order of the rows."""
+"""The aggregates whose last digits depend on the order of the rows."""
 
 
 def random_row(generator: random.Random) -> dict[str, Any]:

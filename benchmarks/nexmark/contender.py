@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 STEPS, OPERATORS, SPARK, BYTEWAX = "steps", "operators", "spark-rocksdb", "bytewax"
 KINDS = (STEPS, OPERATORS, SPARK)
-"""Those that run here; Bytewax's queries run in bytewax_contender.py."""
+"""The kinds that run here; Bytewax's queries run in bytewax_contender.py."""
 BYTEWAX_QUERIES = (3, 7, 8, 11, 12, 17, 18, 19, 20)
 PARTITIONS = 2
 KILLED_S = 600.0

@@ -70,7 +70,7 @@ def backed_up(directory: Path, place: str) -> None:
 
 
 def test_older_versions_in_a_bucket_are_erased(reached, store, tmp_path):
-    """Those of removed backups, too; other objects keep their versions."""
+    """Older versions of removed backups go, too; other objects keep their versions."""
     bucket = versioned_bucket(reached, "keeps-versions")
     place = bucket.place("copies")
     backed_up(store, place)
@@ -273,8 +273,8 @@ def test_a_standby_that_follows_meanwhile(store, tmp_path):
 
 
 def test_a_directory_that_is_still_fetched_from_the_place(make_store, tmp_path):
-    """It cannot be erased before it is whole. If its place loses the old objects meanwhile, reading says which object
-    is missing, and nothing wrong is read."""
+    """The directory cannot be erased before it is whole. If the directory's place loses the old objects
+    meanwhile, reading says which object is missing, and nothing wrong is read."""
     store, place, lazy = make_store(2), tmp_path / "place", tmp_path / "lazy"
     fill(store)
     with Driver(store, (STEP,), backup_interval_s=3600.0) as run:

@@ -296,8 +296,8 @@ def test_a_standby_is_not_erased_by_itself(store, tmp_path):
 
 
 def test_a_backup_that_is_being_made_is_no_success(make_store, tmp_path):
-    """It may have read the key, and store it when the command has ended: the dry run, the question and the exit code
-    say so, although nothing at the place holds the key. The remedy that the output has works."""
+    """That backup may have read the key, and store it when the command has ended: the dry run, the question and
+    the exit code say so, although nothing at the place holds the key. The remedy that the output has works."""
     store, place = make_store(2), tmp_path / "place"
     assert command("backup", store, place).exit_code == 0
     history(store, 1)
@@ -507,7 +507,7 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_a_copy_that_cannot_be_erased_is_refused_before_anything_changes(store, tmp_path, monkeypatch, bad):
-    """Also after copies that can: not a byte of the directory, a place or a standby differs. A dry run says the
+    """A bad copy behind good ones, too: not a byte of the directory, a place or a standby differs. A dry run says the
     same."""
     monkeypatch.chdir(tmp_path)
     store = Path(shutil.copytree(store, tmp_path / "store"))

@@ -111,20 +111,16 @@ class RequestTurns:
         if self._away[name] >= MOST_AWAY:
             raise self._stuck(flow, f"{self._away[name]} requests that read it have not returned")
 
-    @staticmethod
-    def _busy(flow: ShownFlow | None, found: str) -> LookLimitError:
-        return LookLimitError(
-            found,
-            path=None if flow is None else flow.source.directory,
-            cause="More is asked than its disk answers.",
-            remedy="Ask again in a second; close pages that nobody reads.",
-        )
+    def _busy(self, flow: ShownFlow | None, found: str) -> LookLimitError:
+        cause = "More is asked than its disk answers."
+        return _limit(flow, found, cause, "Ask again in a second; close pages that nobody reads.")
 
-    @staticmethod
-    def _stuck(flow: ShownFlow | None, found: str) -> LookLimitError:
-        return LookLimitError(
-            found,
-            path=None if flow is None else flow.source.directory,
-            cause="The disk or the owner of the directory does not answer.",
-            remedy="Look at the disk (dmesg, mount); what waits for it ends by itself once the disk answers.",
-        )
+    def _stuck(self, flow: ShownFlow | None, found: str) -> LookLimitError:
+        cause = "The disk or the owner of the directory does not answer."
+        remedy = "Look at the disk (dmesg, mount); what waits for it ends by itself once the disk answers."
+        return _limit(flow, found, cause, remedy)
+
+
+def _limit(flow: ShownFlow | None, found: str, cause: str, remedy: str) -> LookLimitError:
+    path = None if flow is None else flow.source.directory
+    return LookLimitError(found, path=path, cause=cause, remedy=remedy)
