@@ -67,29 +67,43 @@ def _in_order(
     """Return the rows in the order of the columns: the names of a row decide if it has some. kinds: the types of the
     rows. Raises StateValueError for a row that has other names, and for what is no row."""
 
-    def arranged(row: Any) -> tuple[Any, ...]:
-        if not isinstance(row, tuple | list):
-            raise _unfit_row(row, names, step_id)
-        own = names_of(row)
-        if own is None:
-            return row  # type: ignore[return-value]
-        try:
-            places = places_of(tuple(own), names)
-            lacking = [name for name, place in zip(names, places or (), strict=False) if place is None]
-            if lacking:
-                raise ValueError(f"lacks {', '.join(map(repr, lacking))} of")
-        except ValueError as error:
-            raise StateValueError(
-                f"step {step_id!r} gave {row!r}, which {error} the columns {', '.join(names)} of its output",
-                cause="A Row and a named tuple go by their names.",
-                remedy=BY_PLACE,
-            ) from error
-        return row if places is None else tuple(row[place] for place in places)  # type: ignore[index, return-value]
-
     # The names of a named tuple are those of its type: once is enough.
     if all(kind in _PLAIN or (issubclass(kind, tuple) and names_of(kind) == names) for kind in kinds):
         return output
-    return list(map(arranged, output))
+    before: Any = None
+    places: tuple[int, ...] | None = None
+    ordered: list[Any] = []
+    for row in output:
+        if not isinstance(row, tuple | list):
+            raise _unfit_row(row, names, step_id)
+        own = names_of(row)
+        # Most rows have the names of the row before.
+        if own is not None and own != before:
+            places, before = _places_in_output(row, own, names, step_id), own
+        if own is not None and places is not None:
+            plain = tuple(row)
+            row = tuple([plain[place] for place in places])
+        ordered.append(row)
+    return ordered
+
+
+def _places_in_output(
+    row: tuple[Any, ...], own: Sequence[str], names: tuple[str, ...], step_id: StepId
+) -> tuple[int, ...] | None:
+    """Return for each column the place of the part of its name; None: the parts are in order. Raises StateValueError
+    for other names."""
+    try:
+        places = places_of(tuple(own), names)
+        lacking = [name for name, place in zip(names, places or (), strict=False) if place is None]
+        if lacking:
+            raise ValueError(f"lacks {', '.join(map(repr, lacking))} of")
+    except ValueError as error:
+        raise StateValueError(
+            f"step {step_id!r} gave {row!r}, which {error} the columns {', '.join(names)} of its output",
+            cause="A Row and a named tuple go by their names.",
+            remedy=BY_PLACE,
+        ) from error
+    return None if places is None else tuple(place for place in places if place is not None)
 
 
 def _unfit_row(row: Any, names: Sequence[str], step_id: StepId) -> StateValueError:
