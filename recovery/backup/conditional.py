@@ -137,6 +137,7 @@ class ComparedDocuments:
 
     def __init__(self, target: Place, location: str) -> None:
         self.location = location
+        self.versions, self.unseen = target.versions, target.unseen
         self._target = target
 
     def get(self, path: str) -> FoundObject | None:

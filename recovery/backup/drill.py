@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.backup.drills import AHEAD_MS
 from recovery.backup.progress import Observer, ignore
 from recovery.backup.restore import Announce, RestoredDirectory, restore
 from recovery.backup.sources import Source
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch
 from recovery.base.intervals import format_interval
+from recovery.base.wording import age_s, ahead_text
 from recovery.epochs.execution import new_execution
 from recovery.errors import BackupDamagedError, BackupTooOldError, RecoveryError
 from recovery.host.scratch import scratch_directory
@@ -98,15 +98,15 @@ def _problem(
     snapshot = restored.plan.snapshot
     if max_age_s is None:
         return None
-    age_s = (clock.wall_ms() - snapshot.closed_ms) / 1000 if snapshot is not None else None
-    if age_s is not None and age_s * 1000 < -AHEAD_MS:
+    age = age_s(snapshot.closed_ms, clock.wall_ms()) if snapshot is not None else None
+    if age is not None and age < 0:
         return BackupTooOldError(
-            f"its newest whole epoch is dated {format_interval(-age_s)} ahead of this host's clock",
+            f"its newest whole epoch is dated {ahead_text(age)}",
             path=source.shown,
             cause="The clock of the run's host is ahead, or that of this host is behind.",
             remedy="Set the clocks by NTP, and look whether backups are still being made.",
         )
-    if age_s is None or age_s > max_age_s:
-        old = "no epoch was closed yet" if age_s is None else f"its newest whole epoch is {format_interval(age_s)} old"
+    if age is None or age > max_age_s:
+        old = "no epoch was closed yet" if age is None else f"its newest whole epoch is {format_interval(age)} old"
         return BackupTooOldError(f"{old}, and {format_interval(max_age_s)} was allowed", path=source.shown)
     return None

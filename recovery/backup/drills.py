@@ -17,7 +17,7 @@ import msgspec
 
 from recovery.base.intervals import format_interval
 from recovery.base.untrusted_json import Count, Moment, Real
-from recovery.base.wording import moment_text
+from recovery.base.wording import ahead_s, moment_text
 from recovery.errors import RecoveryError, shortened
 from recovery.places.protocol import Place, nonce
 
@@ -27,8 +27,6 @@ KEPT = 10
 LONGEST = 1 << 16
 LAST = 10**15 - 1
 """The largest number of a note."""
-AHEAD_MS = 60_000
-"""A note whose time is as far ahead of this host's clock is of a host whose clock is wrong."""
 _NAME = re.compile(rf"{DRILLS}\d{{15}}-[0-9a-f]{{16}}\.json", re.ASCII)
 
 
@@ -86,7 +84,7 @@ def drill_text(drill: LastDrill | None, now_ms: int) -> str:
         return "none is recorded here"
     when, epoch = moment_text(drill.finished_ms), "nothing" if drill.epoch is None else f"epoch {drill.epoch:,}"
     restored = f"restored {epoch} from {shortened(drill.place)} in {format_interval(round(drill.took_s, 1))}"
-    if drill.finished_ms > now_ms + AHEAD_MS:
+    if ahead_s(drill.finished_ms, now_ms):
         when += f", by the clock of {shortened(drill.host)}, which is ahead"
     return f"passed {when}: {restored}" if drill.has_passed else f"failed {when}: {restored}; {shortened(drill.found)}"
 

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.backup.bundle import NAME as BUNDLE
 from recovery.backup.catalog import Catalog, entries_of
 from recovery.backup.drills import DRILLS, drill_names
+from recovery.backup.erased import ErasedCopy, Locked
 from recovery.backup.make import Made
 from recovery.backup.manifest import MANIFESTS, OBJECTS, Manifest, manifest_name
 from recovery.backup.repository import (
@@ -70,47 +70,6 @@ KILLED_REMEDY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ErasedCopy:
-    """What was done, or would be done, at one place or standby. held: the objects that held a key, or the files of a
-    standby; an older version of an object has its id behind a question mark. removed: the ids of the backups that
-    listed one. backup: the id of the backup that takes their place. left: what still holds a key, or may; why: the
-    reason. until: when the last lock of these ends; None: none is locked, or one is until somebody removes its hold.
-    unseen: what the place may keep of removed objects that nobody can look at from here."""
-
-    location: str
-    held: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    backup: str | None = None
-    left: tuple[str, ...] = ()
-    why: str = ""
-    until: str | None = None
-    unseen: str = ""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing of the keys is left there, and nothing that may hold them is unseen."""
-        return not (self.left or self.unseen)
-
-    @property
-    def is_place(self) -> bool:
-        """Whether the copy is a place of backups, which has objects, and not a standby."""
-        return all(name.startswith((OBJECTS, DRILLS)) for name in self.held)
-
-    def as_json(self) -> dict[str, object]:
-        """Return the fields as JSON values."""
-        return {
-            "location": self.location,
-            "held": list(self.held),
-            "removed": list(self.removed),
-            "backup": self.backup,
-            "left": list(self.left),
-            "why": self.why,
-            "until": self.until,
-            "unseen": self.unseen,
-        }
-
-
 class PlaceSearch:
     """The objects of a place and their older versions, of which each is read once. searched: the names that were;
     holding: those of them that hold a key; unread: those that cannot be read as what they should be; unseen: what
@@ -140,7 +99,7 @@ class PlaceSearch:
         """Return what the place holds of the keys, and which backups would go. running: the backups that would keep
         these from going. Raises BackupTargetError."""
         removed = tuple(manifest.id for manifest in _listing(self.place, self.holding))
-        held, locked = tuple(self.holding), _Locked.of(self, self.holding)
+        held, locked = tuple(self.holding), Locked.of(self.locks, self.holding)
         left = (*self.unread, *(each.name for each in running))
         why = _running(running) or self.why_unread(self.unread) or locked.why
         return ErasedCopy(self.place.shown, held, removed, left=left, why=why, until=locked.until, unseen=self.unseen)
@@ -232,29 +191,6 @@ class PlaceSearch:
                 file.write(chunk)
 
 
-@dataclass(frozen=True, slots=True)
-class _Locked:
-    """Why locks keep objects, and until when the last one does. Nothing: no lock is known."""
-
-    why: str = ""
-    until: str | None = None
-
-    @classmethod
-    def of(cls, search: PlaceSearch, names: Iterable[str]) -> _Locked:
-        try:
-            locks = search.locks(names)
-        except BackupTargetError:
-            # Whoever may remove objects need not see their locks.
-            return cls()
-        if not locks:
-            return cls()
-        until = max((lock.until for lock in locks if lock.until is not None), default=None)
-        holds = any(lock.until is None for lock in locks)
-        end = " and ".join([*([f"until {until}"] if until else []), *(["until its hold is removed"] if holds else [])])
-        modes = ", ".join(sorted({lock.mode for lock in locks}))
-        return cls(f"the bucket keeps {len(locks)} of them {end} ({modes})", None if holds else until)
-
-
 def check_access(place: Place) -> None:
     """Write a small object to a place and remove it: erasing there does both. Raises BackupTargetError."""
     place.write(ACCESS, [b"{}"])
@@ -310,7 +246,7 @@ def erase_place(search: PlaceSearch, make: Callable[[], Made], clock: Clock, *, 
     there = set(search.names())
     going_on = [each.name for each in running if each.name in refused]
     left = (*(name for name in (*search.holding, *search.unread) if name in there), *going_on)
-    locked = _Locked.of(search, left)
+    locked = Locked.of(search.locks, left)
     why = locked.why or next(iter(refused.values()), "") or search.why_unread(left)
     why = why or "the place still has them, although it has refused nothing"
     return ErasedCopy(

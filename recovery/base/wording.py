@@ -1,9 +1,15 @@
-"""Numbers and moments for people, in every output: counts with their nouns, times with their zone."""
+"""Numbers, moments and ages for people, in every output: counts with their nouns, times with their zone, and ages of
+what a clock has dated that may be ahead: that of another host, or this host's before somebody set it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+
+from recovery.base.intervals import format_interval
+
+AHEAD_MS = 60_000
+"""A moment that is further ahead of this host's clock was dated by a clock that is ahead; or this host's is behind."""
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
@@ -37,6 +43,28 @@ def short_moment_text(wall_ms: int) -> str:
     local = _local(wall_ms)
     offset = local.strftime("%z")
     return f"{local.strftime('%b %d, %H:%M')} {offset[:3]}:{offset[3:5]}"
+
+
+def age_s(then_ms: int, now_ms: int) -> float:
+    """Return the seconds since a moment; negative for a moment more than `AHEAD_MS` ahead, whose age is not known. A
+    moment that is less far ahead is now: two clocks are never quite the same."""
+    age_ms = now_ms - then_ms
+    return age_ms / 1000 if age_ms < -AHEAD_MS else max(0, age_ms) / 1000
+
+
+def ahead_s(then_ms: int, now_ms: int) -> float:
+    """Return how far a moment is ahead of this host's clock; 0 for one that is not more than `AHEAD_MS` ahead."""
+    return max(0.0, -age_s(then_ms, now_ms))
+
+
+def ago(seconds: float) -> str:
+    """Return an `age_s` as text for people, after a verb or a moment: 5 min ago, 1 h ahead of this host's clock."""
+    return ahead_text(seconds) if seconds < 0 else f"{format_interval(round(seconds))} ago"
+
+
+def ahead_text(seconds: float) -> str:
+    """Return a negative `age_s` as text for people: 1 h ahead of this host's clock."""
+    return f"{format_interval(round(-seconds))} ahead of this host's clock"
 
 
 def _local(wall_ms: int) -> datetime:

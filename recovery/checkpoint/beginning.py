@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +94,11 @@ def _is_before(one: Any, other: Any) -> bool:
 @dataclass(frozen=True, slots=True)
 class InputBeginning:
     """The position before the first micro-batch: the checkpoint's files that hold it, and the text of its
-    SourcePlaces."""
+    SourcePlaces. identities: what distinguished parts of the sources then, by their names."""
 
     files: Mapping[str, Content]
     places: str
+    identities: Mapping[str, str] = field(default_factory=dict)
 
     def with_settings(self, setting: Callable[[str], str | None]) -> InputBeginning:
         """Return this position with the settings of another run.
@@ -118,7 +119,8 @@ class InputBeginning:
     def to_text(self) -> str:
         """Return the stored form."""
         files = {path: {"hex": each.hex()} if isinstance(each, bytes) else each for path, each in self.files.items()}
-        return msgspec.json.encode({"files": files, "places": self.places}).decode()
+        known = {"identities": dict(self.identities)} if self.identities else {}
+        return msgspec.json.encode({"files": files, "places": self.places, **known}).decode()
 
 
 class _Hex(msgspec.Struct, forbid_unknown_fields=True):
@@ -128,6 +130,7 @@ class _Hex(msgspec.Struct, forbid_unknown_fields=True):
 class _StoredBeginning(msgspec.Struct, forbid_unknown_fields=True):
     files: dict[str, str | _Hex]
     places: str
+    identities: dict[str, str] = {}
 
 
 def _content(stored: str | _Hex) -> Content:
@@ -143,12 +146,14 @@ def recorded_beginning(text: str) -> InputBeginning:
         raise CorruptPartitionError(f"table beginning does not say where the input begins: {error}") from error
     if f"offsets/{NO_BATCH}" not in files:
         raise CorruptPartitionError("table beginning does not say where the input begins: it holds no offsets")
-    return InputBeginning(files, found.places)
+    return InputBeginning(files, found.places, found.identities)
 
 
-def take_beginning(checkpoint: Path, starts: OffsetLog, places: SourcePlaces) -> InputBeginning | None:
+def take_beginning(
+    checkpoint: Path, starts: OffsetLog, places: SourcePlaces, identities: Mapping[str, str] | None = None
+) -> InputBeginning | None:
     """Return a checkpoint's position before micro-batch 0, which is planned but not begun; None when Spark would find
-    all of it again by itself."""
+    all of it again by itself. identities: see `InputBeginning`."""
     logs = initial_logs(checkpoint, places.numbers)
     if not logs and not starts.begun - ticking(places, starts):
         return None
@@ -158,4 +163,5 @@ def take_beginning(checkpoint: Path, starts: OffsetLog, places: SourcePlaces) ->
         f"commits/{NO_BATCH}": _COMMIT,
     }
     contents |= {path: (checkpoint / path).read_bytes() for path in logs}
-    return InputBeginning({path: as_content(each) for path, each in contents.items()}, places.to_text())
+    files = {path: as_content(each) for path, each in contents.items()}
+    return InputBeginning(files, places.to_text(), identities or {})

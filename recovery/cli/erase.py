@@ -7,10 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from recovery.backup.erase_state import StateVersions
+from recovery.backup.erased import ErasedCopy
 from recovery.backup.note import forget_last_drill, is_in_last_drill
 from recovery.base.addresses import local_path
 from recovery.base.clock import SystemClock
@@ -36,16 +38,12 @@ from recovery.operational.steps.erasing import (
     look,
     nothing_found,
 )
-from recovery.operational.steps.step_edits import check_used
+from recovery.operational.steps.step_edits import backend_of
 from recovery.planning.resume import plan_resume
 from recovery.storage.erasing import SoughtKeys
 from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.seam import KeyToErase
 from recovery.storage.store import OwnerAccess, Store
-
-if TYPE_CHECKING:
-    # These import Arrow, which other commands need not wait for.
-    from recovery.backup.erase import ErasedCopy
 
 NAMED = "a file of this machine"
 MOST_BYTES = 64 << 20
@@ -101,9 +99,7 @@ def erase_command(
     keys = _keys([*given, *_read(key_file)], steps, states)
     refuse_hydrating(directory, "erase")
     store = store_at(directory, access)
-    plan = plan_resume(store.found())
-    check_used(plan, directory)
-    first, *others = plan.partitions
+    first, *others = plan_resume(store.found()).partitions
     wanted = SoughtKeys(keys, first.store_id, len(others) + 1, states)
     seen = _Seen(
         directory,
@@ -117,18 +113,19 @@ def erase_command(
         known_copies(directory, [*places, *map(str, standbys)]),
     )
     copies = NamedCopies(directory, access, wanted, places, standbys, killed=killed_backups)
+    versions = StateVersions(backend_of(store, SystemClock()), wanted)
     if not dry_run:
         store.check_free()
-    there = [*copies.searched(dry_run=dry_run), *beside(directory)]
+    there = [*copies.searched(dry_run=dry_run), *versions.found(), *beside(directory)]
     if dry_run:
-        _check_found(store, bool(seen), there)
+        _check_found(store, keys, bool(seen), there)
         _report(seen, None, there, dry_run, as_json)
         return
     if not yes:
         _ask(seen, there)
-    done = erase(store, keys, SystemClock(), states=states, required=not (copies or seen.drill))
-    there = [*copies.erased(), *beside(directory)]
-    _check_found(store, done is not None or seen.drill, there)
+    done = erase(store, keys, SystemClock(), states=states, required=not (copies or versions or seen.drill))
+    there = [*copies.erased(), *versions.erased(), *beside(directory)]
+    _check_found(store, keys, done is not None or seen.drill, there)
     # The backup of a place has brought a note to the directory before the place lost it.
     forget_last_drill(directory, wanted.are_named_in)
     _report(seen if done is None else replace(seen, found=done.found), done, there, dry_run, as_json)
@@ -278,11 +275,11 @@ def _report(seen: _Seen, done: Erased | None, copies: Sequence[ErasedCopy], dry_
         tell("the flow has state of Spark's own operators, which was not looked at: see docs/erase.md")
 
 
-def _check_found(store: Store, is_seen: bool, copies: Sequence[ErasedCopy]) -> None:
+def _check_found(store: Store, keys: Sequence[KeyToErase], is_seen: bool, copies: Sequence[ErasedCopy]) -> None:
     """Raise StateNotFoundError if no copy has, or may have, a key. is_seen: the directory had one."""
     if not (is_seen or any(each.held or each.left for each in copies)):
         unseen = (f" (not looked at: {each.unseen})" if each.unseen else "" for each in copies)
-        raise nothing_found(store, [f"{each.location}{but}" for each, but in zip(copies, unseen, strict=True)])
+        raise nothing_found(store, keys, [f"{each.location}{but}" for each, but in zip(copies, unseen, strict=True)])
 
 
 def _copy_text(copy: ErasedCopy, dry_run: bool) -> str:

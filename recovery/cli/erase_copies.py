@@ -10,6 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
+from recovery.backup.erased import ErasedCopy
 from recovery.base.clock import SystemClock
 from recovery.cli.owners import looked_at
 from recovery.errors import RecoveryError
@@ -20,7 +21,7 @@ from recovery.storage.store import OwnerAccess
 
 if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
-    from recovery.backup.erase import ErasedCopy, PlaceSearch
+    from recovery.backup.erase import PlaceSearch
     from recovery.backup.make import Made
     from recovery.backup.writer import Writer
     from recovery.places.protocol import Place
@@ -114,8 +115,6 @@ def _random_id() -> str:
 
 
 def _tried(location: str, work: Callable[[], ErasedCopy]) -> ErasedCopy:
-    from recovery.backup.erase import ErasedCopy
-
     try:
         return work()
     except RecoveryError as error:
@@ -140,8 +139,6 @@ def beside(directory: Path) -> list[ErasedCopy]:
 
 
 def _kept_by_others(path: Path) -> ErasedCopy:
-    from recovery.backup.erase import ErasedCopy
-
     why = (
         "Litestream keeps pages of the partition in it, and at its replica: end Litestream, remove this directory and "
         "the replica, and start it again"

@@ -9,9 +9,8 @@ import click
 
 from recovery.backup.progress import FileProgress
 from recovery.base.clock import Clock, SystemClock
-from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
-from recovery.base.wording import counted
+from recovery.base.wording import age_s, ago, counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import (
     DIRECTORY,
@@ -125,7 +124,7 @@ def _say(follower: Follower, look: FollowResult, clock: Clock, as_json: bool, *,
     if at is None:
         return
     age = "" if at.closed_ms is None else (
-        f", closed {format_time(at.closed_ms)}, {format_interval(max(0, clock.wall_ms() - at.closed_ms) / 1000)} ago"
+        f", closed {format_time(at.closed_ms)}, {ago(age_s(at.closed_ms, clock.wall_ms()))}"
     )  # fmt: skip
     if followed is None:
         say(f"epoch {at.epoch}{age}: nothing later in {one_line(follower.document.shown)}")

@@ -286,8 +286,8 @@ def summary_text(summary: RunSummary) -> str:
     for each in summary.exceeded:
         target = next(target for target in DEFAULTS if target.name == each["target"])
         title = Finding(target, each["value"], Level.UNKNOWN, where=each["where"]).title
-        lines.append(
-            f"{each['level']}: {title} reached {target.shown(each['value'])} (warning {target.reached} "
-            f"{target.shown(each['warning'])}, critical {target.reached} {target.shown(each['critical'])})"
-        )
+        levels = f"warning {target.reached} {target.shown(each['warning'])}, critical {target.reached} "
+        levels += target.shown(each["critical"])
+        reached = each["note"] or f"reached {target.shown(each['value'])} ({levels})"
+        lines.append(f"{each['level']}: {title} {reached}")
     return "\n".join(lines)

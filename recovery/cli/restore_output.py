@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from recovery.base.clock import Clock
 from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
-from recovery.base.wording import counted
+from recovery.base.wording import age_s, ago, counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import format_size, format_time
 from recovery.cli.tables import table
@@ -42,7 +42,7 @@ def plan_text(plan: RestorePlan, source: Source, now_ms: int, stream: TextIO | N
     else:
         lines.append(
             f"will restore the state after epoch {plan.epoch}, closed {format_time(plan.snapshot.closed_ms)}, "
-            f"{_ago(now_ms - plan.snapshot.closed_ms)}"
+            f"{ago(age_s(plan.snapshot.closed_ms, now_ms))}"
         )
     lines.append(_loss_text(plan, source))
     if plan.abandoned:
@@ -164,7 +164,3 @@ def _backup_of(origin: str) -> str:
     if not origin.startswith(OBJECTS):
         return origin
     return origin.rpartition("/")[2].removesuffix(".sqlite3.zst").removesuffix(".changes.zst")
-
-
-def _ago(elapsed_ms: int) -> str:
-    return f"{format_interval(max(0, round(elapsed_ms / 1000)))} ago"

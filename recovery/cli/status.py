@@ -12,7 +12,7 @@ from recovery.backup.drills import drill_text
 from recovery.base.clock import SystemClock
 from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
-from recovery.base.wording import counted, listed
+from recovery.base.wording import ago, counted, listed
 from recovery.cli.common import (
     directory_argument,
     format_size,
@@ -201,9 +201,11 @@ def _sink_text(work: SinkWork) -> str:
 def _replica_text(replica: Mapping[str, Any]) -> str:
     text = f"replica at {replica['destination']}: "
     text += f"epoch {replica['epoch']}, shipped {format_time(replica['shipped_ms'])}" if replica["epoch"] else "empty"
+    if replica["ahead_s"]:
+        text += f", {ago(-replica['ahead_s'])}"
     if replica["lag_epochs"]:
-        behind = f"{counted(replica['lag_epochs'], 'epoch')} ({format_interval(round(replica['lag_s']))}) behind"
-        text += f"; {behind}"
+        since = ago(replica["lag_s"]) if replica["lag_s"] < 0 else format_interval(round(replica["lag_s"]))
+        text += f"; {counted(replica['lag_epochs'], 'epoch')} ({since}) behind"
     if replica["problem"] is not None:
         since = f" since {format_time(replica['since_ms'])}" if replica["since_ms"] else ""
         text += f"; failing{since}: {replica['problem']}"

@@ -150,7 +150,8 @@ def _states(last: Measure | None) -> Iterator[Family]:
 def _backups(age_s: float | None, objects: int | None) -> Iterator[Family]:
     yield _gauge(
         "backup_age_seconds",
-        "Time since `recovery backup` finished; other copies do not count. No value without a backup.",
+        "Time since `recovery backup` finished, negative if dated more than a minute ahead; other copies do not count. "
+        "No value without a backup.",
         age_s,
     )
     yield _gauge(

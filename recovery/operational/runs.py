@@ -38,6 +38,11 @@ _OF_RUNS = re.compile("(@[^/]*/)?runs/")
 _OUTCOME = {SUCCEEDED: True, SKIPPED: True, FAILED: False, BLOCKED: False, DEAD: False}
 
 
+def is_record(state_id: StateId) -> bool:
+    """Return whether a document is the record of a run, in any environment."""
+    return _OF_RUNS.match(state_id) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class NodeRun:
     """What one node of a pipeline did in one run. `why` says why the node ran or did not; times are seconds."""
@@ -209,7 +214,7 @@ class RunHistory:
         return len(found)
 
     def _naming(self, words: Collection[NamedAs]) -> list[Document]:
-        found = [each for each in self._backend.list() if _OF_RUNS.match(each.state_id) and each.content is not None]
+        found = [each for each in self._backend.list() if is_record(each.state_id) and each.content is not None]
         return [each for each in found if redacted(each.content, words) != each.content]
 
     def _id(self, pipeline: str, run_id: str) -> StateId:

@@ -14,7 +14,7 @@ from recovery.base.wording import counted
 from recovery.errors import ConfigurationError, RecoveryError, StateValueError, shown
 from recovery.storage.seam import Edited
 from recovery.values.codec import StateCodec, StateType, has_fields
-from recovery.values.columns import by_name
+from recovery.values.columns import arranging
 from recovery.values.declaration import PICKLE, Form, form_of
 from recovery.values.functions import check_runs, not_run
 
@@ -112,7 +112,7 @@ class StepMapping:
         if function is not None:
             check_runs("the function of --map", function)
         self._function, self._given, self._kept = function, given, kept
-        self._columns = msgspec.inspect.type_info(given) if given not in (None, PICKLE) else None
+        self._arrange = arranging(msgspec.inspect.type_info(given)) if given not in (None, PICKLE) else None
         self.with_times = function is not None and _decides_about_timeouts(function)
 
     def type_of(self, first: Any) -> StateType:
@@ -147,8 +147,8 @@ class StepMapping:
         """Return a state as a step takes it. Rows of Spark, at any depth, go into columns that the user names by their
         own names: the user may name them in another order. Without such columns a function's own row stays, and is
         refused. Raises StateValueError for a row with another name."""
-        if self._columns is not None:
-            return unnamed(by_name(self._columns, state))
+        if self._given not in (None, PICKLE):
+            return unnamed(state if self._arrange is None else self._arrange(state))
         return unnamed(state) if self._function is None else state
 
     def _call(self, *arguments: Any) -> Any:

@@ -29,7 +29,7 @@ UNSEEN = {
     "gs": "what the bucket keeps of removed objects: soft-deleted ones, for 7 days unless set otherwise, and versions",
     "azure": "what the container keeps of removed objects: soft-deleted ones, versions and snapshots",
 }
-"""What `Place.unseen` says of each kind of bucket that cannot be looked at."""
+"""What `Place.unseen` and `DocumentStore.unseen` say of each kind of bucket that cannot be looked at."""
 
 T = TypeVar("T")
 
@@ -171,24 +171,31 @@ def open_bucket(address: PlaceAddress, environ: Mapping[str, str], no_answer_s: 
             cause="The address is incomplete.",
             remedy="See docs/backup.md for the forms.",
         ) from None
-    root = f"{address.bucket}/{address.path}"
-    versions: ObjectVersions | None = None
-    if address.kind == "s3" and access.key_id and access.secret:
-        # It imports Python's HTTP client, which few processes need.
-        from recovery.places.versions import BucketVersions
-
-        failures = Failures(BackupTargetError, address.shown, secrets, access.looked_at)
-        versions = BucketVersions(address.bucket, address.path, access, failures, no_answer_s)
+    failures = Failures(BackupTargetError, address.shown, secrets, access.looked_at)
+    versions, unseen = versions_in(address, access, failures, no_answer_s)
     return BucketPlace(
         filesystem,
-        root,
+        f"{address.bucket}/{address.path}",
         address.shown,
         secrets=secrets,
         no_answer_s=no_answer_s,
         looked_at=access.looked_at,
         versions=versions,
-        unseen="" if versions is not None else UNSEEN[address.kind],
+        unseen=unseen,
     )
+
+
+def versions_in(
+    address: PlaceAddress, access: Access, failures: Failures, no_answer_s: float
+) -> tuple[ObjectVersions | None, str]:
+    """Return what a bucket keeps of objects that were removed or replaced, and in words what of that nobody can look at
+    from here; see `Place`. Contacts nobody."""
+    if address.kind == "s3" and access.key_id and access.secret:
+        # It imports Python's HTTP client, which few processes need.
+        from recovery.places.versions import BucketVersions
+
+        return BucketVersions(address.bucket, address.path, access, failures, no_answer_s), ""
+    return None, UNSEEN[address.kind]
 
 
 def _s3(address: PlaceAddress, access: Access, _: Mapping[str, str], no_answer_s: float) -> FileSystem:

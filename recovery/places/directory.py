@@ -168,6 +168,8 @@ class DirectoryDocuments:
         """failure: the class of errors. make: makes the directory for the first document; until then there are no
         documents."""
         self.root = root
+        self.versions: ObjectVersions | None = None
+        self.unseen = ""
         # One place has one name, by which it is recognised.
         self.location = f"file://{os.path.realpath(root)}"
         self._timeout_s = timeout_s

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from recovery.errors import ConfigurationError, RecoveryError
 from recovery.places.access import Access, access_of
 from recovery.places.address import PlaceAddress
+from recovery.places.bucket import versions_in
 from recovery.places.failures import Failures
 from recovery.places.protocol import LARGEST, Conflict, FoundObject, Token
 from recovery.places.secrets import Secrets
@@ -43,6 +44,7 @@ class BucketDocuments:
         self._api: Any = obstore
         access = access_of(address, os.environ)
         self._failures = Failures(failure, shown, Secrets(access.secrets), access.looked_at)
+        self.versions, self.unseen = versions_in(address, access, self._failures, timeout_s)
         if access.unread is not None:
             raise ConfigurationError(
                 f"{self.location} cannot be used: {access.unread}",

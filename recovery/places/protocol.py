@@ -106,6 +106,11 @@ class ObjectVersions(Protocol):
         """Yield the version's bytes, as `Place.read` those of an object. Raises FileNotFoundError."""
         ...
 
+    def markers(self, prefix: str) -> list[OlderVersion]:
+        """Return what stands for the removal of objects whose name begins with `prefix`, sorted. To delete it brings
+        the object back, if there is a version of it."""
+        ...
+
     def delete(self, older: OlderVersion) -> None:
         """Remove the version for good; a missing one is not an error."""
         ...
@@ -153,10 +158,12 @@ class Place(Protocol):
 
 class DocumentStore(Protocol):
     """A place for documents by path. Raises an error of the caller's class if the place cannot be reached or
-    refuses."""
+    refuses. versions, unseen: as of a `Place`."""
 
     location: str
     """The place's one name, however its address was written."""
+    versions: ObjectVersions | None
+    unseen: str
 
     def get(self, path: str) -> FoundObject | None:
         """Return the document, None if there is none."""

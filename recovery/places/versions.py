@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from http.client import HTTPException, HTTPResponse
 from urllib.error import HTTPError, URLError
@@ -46,6 +46,13 @@ class BucketVersions:
 
     def entries(self, prefix: str) -> list[OlderVersion]:
         """Return all older versions of objects whose name begins with `prefix`; none if the bucket keeps none."""
+        return self._all(prefix, lambda each: _tag(each) == "Version" and _text(each, "IsLatest") == "false")
+
+    def markers(self, prefix: str) -> list[OlderVersion]:
+        """Return the markers that stand for the removal of objects whose name begins with `prefix`."""
+        return self._all(prefix, lambda each: _tag(each) == "DeleteMarker")
+
+    def _all(self, prefix: str, wanted: Callable[[ElementTree.Element], bool]) -> list[OlderVersion]:
         found: list[OlderVersion] = []
         query = {"versions": "", "prefix": self._root + prefix}
         while True:
@@ -53,7 +60,7 @@ class BucketVersions:
             if answer is None:
                 return []
             for each in answer.iter():
-                if _tag(each) == "Version" and _text(each, "IsLatest") == "false":
+                if wanted(each):
                     version = _text(each, "VersionId")
                     if not version:
                         # Of another kind of server. Without an id, a removal would be that of the object itself.

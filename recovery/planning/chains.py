@@ -30,6 +30,9 @@ class Continuation(NamedTuple):
 
 def continues(before: PartitionDescription, now: PartitionDescription) -> Continuation:
     """Return the newest epoch that a partition holds `now` and held at the backup `before`: a link begins there."""
+    if not before.executions:
+        # Erasing operational state there leaves no execution by which this would know of the erasure.
+        return Continuation(None, "no run had begun at the backup before")
     if before.executions != now.executions[: len(before.executions)]:
         return Continuation(None, "its executions are not those of the backup before")
     if now.erased_since(before):

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 from recovery.base.intervals import format_interval, parse_interval
-from recovery.base.wording import counted
+from recovery.base.wording import age_s, ahead_text, counted
 from recovery.errors import ConfigurationError
 from recovery.planning.measures import Measure
 from recovery.planning.replica import ReplicaLag
@@ -21,6 +21,7 @@ RECENT = 10
 MEANINGFUL_KEYS = 100
 """Keys per micro-batch below which an update latency has no level: most of the time is opening the files."""
 NOT_MEASURED = "not measured"
+NOT_KNOWN = "not known"
 MOST_DIGITS = 9
 """The most digits of a number of epochs: no replica is further behind."""
 DAY_S = 24 * 3600.0
@@ -50,7 +51,8 @@ class Level(StrEnum):
 class HealthTarget:
     """A measured quantity with levels. unit: s, bytes or epochs. Without levels (None) the quantity is watched only on
     request. optional: many directories have nothing of the kind, and then there is no finding. low: a value at or below
-    a level reaches the level, as free space does."""
+    a level reaches the level, as free space does. A negative age (see `age_s`) is a warning: how long it is, nobody
+    knows."""
 
     name: str
     title: str
@@ -64,10 +66,16 @@ class HealthTarget:
         """Return a value as text for people."""
         if value is None:
             return NOT_MEASURED
+        if self.is_ahead(value):
+            return NOT_KNOWN
         if self.unit == "epochs":
             return counted(int(value), "epoch")
         # A certificate that has ended says so by its level.
         return format_bytes(value) if self.unit == "bytes" else format_seconds(max(0.0, value))
+
+    def is_ahead(self, value: float) -> bool:
+        """Whether a value is the age of something that is dated ahead of this host's clock."""
+        return value < 0 and not self.low
 
     @property
     def reached(self) -> str:
@@ -78,6 +86,8 @@ class HealthTarget:
         """Return the level of a value. A value equal to a limit reaches that level."""
         if value is None or self.warning is None or self.critical is None:
             return Level.UNKNOWN
+        if self.is_ahead(value):
+            return Level.WARNING
         sign = -1 if self.low else 1
         if sign * value >= sign * self.critical:
             return Level.CRITICAL
@@ -86,8 +96,8 @@ class HealthTarget:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A target with its value and its level. note: why a value has no level, or is missing; None: it has one. where:
-    the owner that has the value; None: the run as a whole."""
+    """A target with its value and its level. note: why a value has no level, is missing, or is not known; None: it has
+    one. where: the owner that has the value; None: the run as a whole."""
 
     target: HealthTarget
     value: float | None
@@ -97,6 +107,8 @@ class Finding:
 
     def __str__(self) -> str:
         t = self.target
+        if self.level.severity and self.note:
+            return f"{self.title} {t.shown(self.value)} ({self.level}: {self.note})"
         if self.level.severity:
             limit = t.critical if self.level is Level.CRITICAL else t.warning
             return f"{self.title} {t.shown(self.value)} ({self.level} {t.reached} {t.shown(limit)})"
@@ -120,6 +132,7 @@ class Finding:
             "target": t.name,
             "value": self.value,
             "unit": t.unit,
+            "text": t.shown(self.value),
             "level": str(self.level),
             "note": self.note,
             "where": self.where,
@@ -241,7 +254,8 @@ def _finding(target: HealthTarget, readings: Sequence[TargetReading]) -> Finding
     counting = [each for each in readings if not each.partly or target.level(each.value).severity]
     value = _highest([each.value for each in counting if not each.few])
     if value is not None:
-        return Finding(target, value, target.level(value))
+        note = f"dated {ahead_text(value)}" if target.is_ahead(value) else None
+        return Finding(target, value, target.level(value), note)
     value = _highest([each.value for each in counting])
     return Finding(target, value, Level.UNKNOWN, NOT_MEASURED if value is None else "no level for so few keys")
 
@@ -253,9 +267,9 @@ def finding_now(targets: Sequence[HealthTarget], name: str, value: float) -> Fin
 
 
 def unsaved_s(executions: Iterable[Execution], now_ms: int) -> float | None:
-    """Return the time since the first execution began, when data to back up appeared; None before it."""
+    """Return the time since the first execution began, when data to back up appeared; None before it. See `age_s`."""
     first_ms = min((execution.started_ms for execution in executions), default=None)
-    return None if first_ms is None else max(0, now_ms - first_ms) / 1000
+    return None if first_ms is None else age_s(first_ms, now_ms)
 
 
 def of_epoch(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from recovery.base.ids import NO_EPOCH, Epoch
+from recovery.base.wording import age_s
 from recovery.planning.values import ClosedEpoch
 
 
@@ -20,8 +21,8 @@ NOTHING = Shipped(NO_EPOCH, 0)
 
 
 class ReplicaLag(NamedTuple):
-    """How many closed epochs a replica lacks, and for how many seconds the oldest of them has been closed. What a lost
-    disk would cost, besides what is not closed."""
+    """How many closed epochs a replica lacks, and for how many seconds the oldest of them has been closed; see `age_s`.
+    What a lost disk would cost, besides what is not closed."""
 
     epochs: int
     seconds: float
@@ -65,7 +66,7 @@ def lag_of(closed: Iterable[ClosedEpoch], shipped: Shipped, now_ms: int) -> Repl
     lacking = [
         each.closed_ms for each in closed if (each.execution.number, each.epoch) > (shipped.execution, shipped.epoch)
     ]
-    return ReplicaLag(len(lacking), max(0, now_ms - min(lacking)) / 1000 if lacking else 0.0)
+    return ReplicaLag(len(lacking), age_s(min(lacking), now_ms) if lacking else 0.0)
 
 
 FIRST_PAUSE_S = 1.0

@@ -20,6 +20,7 @@ from recovery.backup.note import (
 )
 from recovery.base.ids import Epoch
 from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX, quarantined_step
+from recovery.base.wording import age_s
 from recovery.errors import EpochNotHeldError, LookLimitError, RecoveryError, with_path
 from recovery.operational.backends.owned import origins_of
 from recovery.operational.steps.quarantine import WaitingRows, steps_now
@@ -175,12 +176,12 @@ def _health(facts: Facts, targets: Sequence[HealthTarget]) -> tuple[Finding, ...
             facts.measures,
             targets,
             state_bytes=facts.state_bytes,
-            backup_lag_s=None if backup is None else max(0, now_ms - backup.finished_ms) / 1000,
+            backup_lag_s=None if backup is None else age_s(backup.finished_ms, now_ms),
             unsaved_s=unsaved_s(began, now_ms),
             replica=behind,
             source_lag_s=None if facts.lag is None else facts.lag.seconds,
-            wait_s=None if waiting is None else max(0, now_ms - waiting.since_ms) / 1000,
-            quarantine_s=None if oldest is None else max(0, now_ms - oldest) / 1000,
+            wait_s=None if waiting is None else age_s(waiting.since_ms, now_ms),
+            quarantine_s=None if oldest is None else age_s(oldest, now_ms),
         ),
         *owner_findings(facts.owners, targets),
     )

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from recovery.backup.drills import drill_text
-from recovery.base.intervals import format_interval
 from recovery.base.version import installed_version
-from recovery.base.wording import counted, moment_text
+from recovery.base.wording import age_s, ago, counted, moment_text
 from recovery.errors import with_path
 from recovery.planning.advice import Advice
 from recovery.planning.going_back import after_text
@@ -122,7 +121,7 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
     snapshot = plan.snapshot if plan else None
     age = "the beginning" if plan else "not possible"
     if snapshot:
-        age = f"{after_text(snapshot.epoch)}, closed {_ago(facts.now_ms - snapshot.closed_ms)}"
+        age = f"{after_text(snapshot.epoch)}, closed {ago(age_s(snapshot.closed_ms, facts.now_ms))}"
     held = plan.window if plan else ()
     window = f"after epoch {held[0]:,} – {held[-1]:,}" if len(held) > 1 else "–"
     back = f"{counted(len(held), 'snapshot')} shared by all" if len(held) > 1 else "only one snapshot is kept"
@@ -143,7 +142,7 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
         ),
         (
             "Last backup",
-            _ago(facts.now_ms - backup.finished_ms) if backup else "none",
+            ago(age_s(backup.finished_ms, facts.now_ms)) if backup else "none",
             (f"of epoch {backup.epoch:,}" if backup else "recorded here")
             + f"; last drill: {drill_text(facts.drill, facts.now_ms)}",
         ),
@@ -164,9 +163,9 @@ def _health(found: Sequence[Finding]) -> str:
             limits, picture = "no levels set", ""
         else:
             limits = f"warning {t.reached} {t.shown(t.warning)}, critical {t.reached} {t.shown(t.critical)}"
-            drawn = each.value is not None and not t.low
+            drawn = each.value is not None and not t.low and not t.is_ahead(each.value)
             picture = meter(each.value or 0, t.warning, t.critical, str(each.level), str(each)) if drawn else ""
-        level = "not watched" if t.warning is None else str(each.level) if each.note is None else each.note
+        level = each.note or ("not watched" if t.warning is None else str(each.level))
         title = f"{each.title[0].upper()}{each.title[1:]}"
         cards.append(
             f'<div class="target"><div class="row"><h3>{escaped(title)}</h3><span class="pill {each.level}">'
@@ -238,7 +237,3 @@ def _keys_text(facts: Facts) -> str:
     if facts.operator_rows is None:
         return f"of {operators} of Spark; rows not counted yet"
     return f"{format_count(facts.operator_rows)} row{'s' * (facts.operator_rows != 1)} of {operators} of Spark"
-
-
-def _ago(milliseconds: int) -> str:
-    return f"{format_interval(max(0, round(milliseconds / 1000)))} ago"

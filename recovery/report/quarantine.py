@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from recovery.base.ids import NO_EPOCH
 from recovery.base.intervals import format_interval
-from recovery.base.wording import counted, moment_text
+from recovery.base.wording import age_s, ahead_text, counted, moment_text
 from recovery.errors import RecoveryError
 from recovery.operational.steps.quarantine import steps_now
 from recovery.report.facts import Facts
@@ -43,6 +43,11 @@ def waited_before(store: Store, facts: Facts) -> WaitedBefore | None:
     return WaitedBefore(cut[0], closed_ms, sum(each.rows for each in found.values()))
 
 
+def _waited(since_ms: int, now_ms: int) -> str:
+    age = age_s(since_ms, now_ms)
+    return f"since a time {ahead_text(age)}" if age < 0 else format_interval(round(age))
+
+
 def quarantine_section(facts: Facts, before: WaitedBefore | None) -> str:
     """Return what waits at the newest epoch; nothing if nothing waits. before: what waited at an older one."""
     if not facts.quarantine:
@@ -52,7 +57,7 @@ def quarantine_section(facts: Facts, before: WaitedBefore | None) -> str:
     steps: list[list[Cell]] = [
         [
             shortened(step), each.rows, each.keys, None if each.since_ms is None else moment_text(each.since_ms),
-            None if each.since_ms is None else format_interval(max(0, (facts.now_ms - each.since_ms) // 1000)),
+            None if each.since_ms is None else _waited(each.since_ms, facts.now_ms),
             "some" if each.replays else "none",
         ]
         for step, each in facts.quarantine.items()

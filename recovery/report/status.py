@@ -13,6 +13,7 @@ from recovery.backup.drills import LastDrill, drill_text
 from recovery.backup.note import last_replaced
 from recovery.backup.standby.document import facts_of
 from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX, quarantined_step
+from recovery.base.wording import ahead_s
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError
 from recovery.operators.held import operators_at
 from recovery.planning.explain import shown_path
@@ -137,7 +138,7 @@ def _health(facts: Facts) -> dict[str, Any]:
         "health": [each.as_json() for each in facts.health],
         "state_bytes": facts.state_bytes,
         "sizes": {step: {"rows": size.rows, "bytes": size.size_bytes} for step, size in facts.steps.items()},
-        "last_backup": None if facts.backup is None else msgspec.structs.asdict(facts.backup),
+        "last_backup": None if facts.backup is None else _dated(facts.backup, facts.backup.finished_ms, facts.now_ms),
         "last_drill": drill_json(facts.drill, facts.now_ms),
         "replica": _replica(facts),
         "lag": None if facts.lag is None else facts.lag.as_json(),
@@ -153,14 +154,21 @@ def drill_json(found: LastDrill | None, now_ms: int) -> dict[str, Any] | None:
     """Return how the last drill ended, as JSON values, with the sentence that people read."""
     if found is None:
         return None
-    return {**msgspec.structs.asdict(found), "passed": found.has_passed, "text": drill_text(found, now_ms)}
+    dated = _dated(found, found.finished_ms, now_ms)
+    return {**dated, "passed": found.has_passed, "text": drill_text(found, now_ms)}
+
+
+def _dated(note: msgspec.Struct, at_ms: int, now_ms: int) -> dict[str, Any]:
+    """Return a note as JSON values, and how far it is dated ahead of this host's clock."""
+    return {**msgspec.structs.asdict(note), "ahead_s": ahead_s(at_ms, now_ms)}
 
 
 def _replica(facts: Facts) -> dict[str, Any] | None:
     if facts.replica is None or facts.replica_lag is None:
         return None
     lag = facts.replica_lag
-    return {**msgspec.structs.asdict(facts.replica), "lag_epochs": lag.epochs, "lag_s": lag.seconds}
+    dated = _dated(facts.replica, facts.replica.shipped_ms, facts.now_ms)
+    return {**dated, "lag_epochs": lag.epochs, "lag_s": lag.seconds}
 
 
 def _partition(store: Store, file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[str, Any]:

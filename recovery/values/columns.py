@@ -1,4 +1,4 @@
-"""A state that is declared by columns, as Spark's schemas do."""
+"""A state that is declared by columns, as Spark's schemas do; and rows, whose names decide which part goes where."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import copyreg
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Annotated, Any
+from functools import lru_cache
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import msgspec.inspect
@@ -18,19 +19,47 @@ _META = (
     "examples", "extra_json_schema", "extra",
 )  # fmt: skip
 _PLACE = re.compile(r"\$\[(\d+)\]")
+_CAUSE = "The value does not fit the declared type of the state."
+USE_NAMES = "Use these names"
+BY_PLACE = f"{USE_NAMES}; or give a plain tuple, as in tuple(row), which goes by place."
+
+Arrange: TypeAlias = Callable[[Any], Any]
+"""A function that returns a value with its parts where their names say. Raises StateValueError."""
+
+
+def names_of(row: Any) -> Sequence[str] | None:
+    """Return the names of the parts of a row: of a Row of Spark, a named tuple, or a row that `update` was given; None:
+    its parts have none."""
+    names: Sequence[str] | None = getattr(row, "__fields__", None)
+    return getattr(row, "_fields", None) if names is None else names
+
+
+@lru_cache(1024)
+def places_of(given: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[int | None, ...] | None:
+    """Return for each wanted name the place of the part that has this name, None for one that is lacking; None: the
+    parts are in this order. Raises ValueError, the end of a sentence, for other names and for a name that is there
+    twice."""
+    if given == wanted:
+        return None
+    unknown = [name for name in given if name not in wanted]
+    if unknown:
+        raise ValueError(f"has {', '.join(map(repr, unknown))}, which is none of")
+    if len(set(given)) < len(given):
+        raise ValueError("has a name twice, which cannot go into")
+    return tuple(given.index(name) if name in given else None for name in wanted)
 
 
 class Columns:
     """A state that is declared by columns, as Spark's schemas do: a tuple, whose parts also have names.
 
-    `update` takes a tuple, or a dict of the columns, where one that is left out is NULL. `get` returns a tuple that
-    takes names as indices, too.
+    `update` takes a plain tuple; or a Row, a named tuple or a dict, whose names decide, and where a column that is left
+    out is NULL. `get` returns a tuple that takes names as indices, too.
     """
 
-    def __init__(self, names: Sequence[str], decimals: Mapping[int, tuple[int, int]]) -> None:
-        """decimals: precision and scale of the parts that are decimals, by position."""
+    def __init__(self, names: Sequence[str], decimals: Mapping[int, tuple[int, int]], arrange: Arrange) -> None:
+        """decimals: precision and scale of the parts that are decimals, by position. arrange: that of the type."""
         self._names = tuple(names)
-        self._sorted = sorted(names)
+        self._arrange = arrange
         self._decimals = decimals
         places = {name: place for place, name in enumerate(names)}
         self._made = type("State", (_Named,), {"__slots__": (), "places": places})
@@ -39,7 +68,10 @@ class Columns:
     def of(info: msgspec.inspect.Type) -> Columns | None:
         """Return the columns of a type that `declared` made; None for another type."""
         extra = info.extra if isinstance(info, msgspec.inspect.Metadata) else None
-        return None if not extra or "columns" not in extra else Columns(extra["columns"], extra["decimals"])
+        arrange = arranging(info)
+        if not extra or "columns" not in extra or arrange is None:
+            return None
+        return Columns(extra["columns"], extra["decimals"], arrange)
 
     @staticmethod
     def declared(parts: Sequence[Any], names: Sequence[str], decimals: Mapping[int, tuple[int, int]]) -> Any:
@@ -84,27 +116,14 @@ class Columns:
         return decode_columns
 
     def _in_order(self, value: Any) -> Any:
-        fields = () if type(value) is tuple else getattr(value, "__fields__", ())
-        if sorted(fields) == self._sorted:
-            # A row of Spark with these columns, perhaps in another order.
-            value = dict(zip(fields, value, strict=True))
-        if isinstance(value, dict):
-            unknown = [name for name in value if name not in self._names]
-            if unknown:
-                raise StateValueError(
-                    f"{_shown(value)} has {', '.join(map(repr, unknown))}, which is none of {self.described}",
-                    cause="The value does not fit the declared type of the state.",
-                )
-            value = tuple(value.get(name) for name in self._names)
-        elif isinstance(value, tuple):
-            value = tuple(value)
+        value = self._arrange(value)
         for place, (precision, scale) in self._decimals.items():
             part = value[place] if isinstance(value, tuple) and place < len(value) else None
             if isinstance(part, Decimal) and not _fits_decimal(part, precision, scale):
                 raise StateValueError(
                     f"{_shown(value)} cannot be stored: {part} is no decimal({precision},{scale}) - at "
                     f"`$.{self._names[place]}`",
-                    cause="The value does not fit the declared type of the state.",
+                    cause=_CAUSE,
                     remedy=f"Round it: value.quantize(Decimal(1).scaleb(-{scale})).",
                 )
         return value
@@ -143,47 +162,72 @@ def _shown(value: Any) -> str:
     return f"{type(value).__name__} {shown(value)}"
 
 
-def by_name(info: msgspec.inspect.Type, value: Any) -> Any:
-    """Return a row of Spark as a value of a type that `declared` or `within` made, at any depth: each field goes to the
-    field of its name, and one that the row lacks is None. Plain tuples stay in their order.
-
-    Raises StateValueError for a field that the type does not have.
-    """
+def arranging(info: msgspec.inspect.Type) -> Arrange | None:
+    """Return what puts rows into the order of a type that `declared` or `within` made, at any depth: a Row of Spark, a
+    named tuple or a dict goes by its names, and a part that it lacks is None. Plain tuples stay in their order. None:
+    no part of the type has names."""
     match info:
         case msgspec.inspect.UnionType():
             there = [each for each in info.types if not isinstance(each, msgspec.inspect.NoneType)]
-            return by_name(there[0], value) if value is not None and len(there) == 1 else value
+            return arranging(there[0]) if len(there) == 1 else None
         case msgspec.inspect.Metadata(extra={"columns": names}, type=msgspec.inspect.TupleType(item_types=kinds)):
-            return _arranged("columns", names, kinds, value)
+            return _arranging_row("columns", tuple(names), kinds)
         case msgspec.inspect.Metadata(extra={"struct": names}, type=msgspec.inspect.TupleType(item_types=kinds)):
-            return _arranged("fields", names, kinds, value)
+            return _arranging_row("fields", tuple(names), kinds)
         case msgspec.inspect.Metadata():
-            return by_name(info.type, value)
-        case msgspec.inspect.ListType() if isinstance(value, list):
-            return [by_name(info.item_type, each) for each in value]
-        case msgspec.inspect.DictType() if isinstance(value, dict):
-            return {by_name(info.key_type, key): by_name(info.value_type, each) for key, each in value.items()}
+            return arranging(info.type)
+        case msgspec.inspect.ListType():
+            each = arranging(info.item_type)
+            return each and (lambda value: list(map(each, value)) if isinstance(value, list) else value)
+        case msgspec.inspect.DictType():
+            return _arranging_dict(arranging(info.key_type), arranging(info.value_type))
+    return None
+
+
+def _arranging_dict(of_key: Arrange | None, of_value: Arrange | None) -> Arrange | None:
+    if of_key is None and of_value is None:
+        return None
+    key_of, value_of = of_key or _unchanged, of_value or _unchanged
+    return lambda value: (
+        {key_of(key): value_of(each) for key, each in value.items()} if isinstance(value, dict) else value
+    )
+
+
+def _arranging_row(what: str, names: tuple[str, ...], kinds: Sequence[msgspec.inspect.Type]) -> Arrange:
+    inner = [arranging(kind) for kind in kinds]
+    is_flat = not any(inner)
+    each = [of or _unchanged for of in inner]
+
+    def arrange(value: Any) -> Any:
+        if type(value) is not tuple:
+            value = _by_names(what, names, value)
+        if is_flat or not isinstance(value, tuple) or len(value) != len(each):
+            return value
+        return tuple(of(part) for of, part in zip(each, value, strict=True))
+
+    return arrange
+
+
+def _by_names(what: str, names: tuple[str, ...], value: Any) -> Any:
+    """Return a row as a plain tuple, in the order of `names` if its parts have names. what: their kind, for messages.
+    Other values stay."""
+    given = tuple(value) if isinstance(value, dict) else names_of(value) if isinstance(value, tuple) else None
+    if given is None:
+        return tuple(value) if isinstance(value, tuple) else value
+    try:
+        places = places_of(tuple(given), names)
+    except ValueError as error:
+        raise StateValueError(
+            f"{_shown(value)} {error} the {what} {', '.join(names)}",
+            cause=_CAUSE,
+            remedy=f"{USE_NAMES}." if isinstance(value, dict) else BY_PLACE,
+        ) from error
+    parts = tuple(value.values()) if isinstance(value, dict) else tuple(value)
+    return parts if places is None else tuple(None if place is None else parts[place] for place in places)
+
+
+def _unchanged(value: Any) -> Any:
     return value
-
-
-def _arranged(what: str, names: Sequence[str], kinds: Sequence[msgspec.inspect.Type], value: Any) -> Any:
-    fields = list(value) if isinstance(value, dict) else getattr(value, "__fields__", None)
-    if fields is None:
-        whole = isinstance(value, tuple) and len(value) == len(kinds)
-        return tuple(map(by_name, kinds, value)) if whole else value
-    unknown = [name for name in fields if name not in names]
-    if unknown:
-        raise StateValueError(
-            f"{_shown(value)} has {', '.join(map(repr, unknown))}, which is none of the {what} {', '.join(names)}",
-            cause="The value does not fit the declared type of the state.",
-        )
-    if len(set(fields)) < len(fields):
-        raise StateValueError(
-            f"{_shown(value)} has a field twice, and only one of them would be kept",
-            cause="The value does not fit the declared type of the state.",
-        )
-    given = value if isinstance(value, dict) else dict(zip(fields, value, strict=True))
-    return tuple(by_name(kind, given.get(name)) for name, kind in zip(names, kinds, strict=True))
 
 
 def _meta(given: Mapping[str, Any]) -> msgspec.Meta:

@@ -5,9 +5,21 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
+import pytest
+
 import recovery
 from recovery.base.intervals import AVAILABLE_NOW, parse_trigger
-from recovery.base.wording import counted, listed, moment_text, short_moment_text, were
+from recovery.base.wording import (
+    AHEAD_MS,
+    age_s,
+    ago,
+    ahead_s,
+    counted,
+    listed,
+    moment_text,
+    short_moment_text,
+    were,
+)
 
 
 def test_counts():
@@ -34,3 +46,22 @@ def test_triggers():
 def test_public_names_are_listed():
     """Those that are imported later, too: an interpreter completes them."""
     assert set(recovery.__all__) <= set(dir(recovery))
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "age", "ahead", "text"),
+    [
+        (-7_200_000, 7200.0, 0.0, "2 h ago"),
+        (-1_500, 1.5, 0.0, "2 s ago"),
+        (0, 0.0, 0.0, "0 s ago"),
+        (AHEAD_MS, 0.0, 0.0, "0 s ago"),
+        (AHEAD_MS + 1, -60.001, 60.001, "1 min ahead of this host's clock"),
+        (3_600_000, -3600.0, 3600.0, "1 h ahead of this host's clock"),
+    ],
+)
+def test_a_moment_that_is_far_ahead_is_no_age(ahead_ms, age, ahead, text):
+    """Two clocks differ by seconds; a minute means that one of them is wrong."""
+    now_ms = 1_800_000_000_000
+    assert age_s(now_ms + ahead_ms, now_ms) == age
+    assert ahead_s(now_ms + ahead_ms, now_ms) == ahead
+    assert ago(age) == text

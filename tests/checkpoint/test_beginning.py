@@ -73,6 +73,16 @@ def test_the_first_micro_batch_of_all(tmp_path):
     assert sorted(path.name for path in checkpoint.glob("sources/*/*")) == ["0"]
 
 
+def test_what_distinguishes_topics_is_kept(tmp_path):
+    """Where the input begins; a beginning without it has the form that it always had."""
+    planned, places = checkpoint_of(tmp_path, '{"n":5}'), places_of("a", [False])
+    log = with_starts(read_offsets(planned, 0), None, {"0": '{"n":2}'}, places)
+    for identities in ({"orders": "an id"}, {}):
+        text = take_beginning(planned, log, places, identities).to_text()
+        assert recorded_beginning(text).identities == identities
+        assert ("identities" in text) is bool(identities)
+
+
 def test_settings_are_those_of_the_run_that_begins(tmp_path):
     """No state depends on them yet. What is not known now stays what it was."""
     planned = checkpoint_of(tmp_path, '{"n":5}', header='v1\n{"batchWatermarkMs":0,"conf":{"a":"1","b":"2"}}')

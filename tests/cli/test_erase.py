@@ -23,7 +23,6 @@ from recovery.errors import (
     ConfigurationError,
     DirectoryLockedError,
     ErasureIncompleteError,
-    FlowMismatchError,
     ForeignPartitionError,
     NoBackupError,
     RecoveryError,
@@ -38,7 +37,7 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 from recovery.storage.store import Store
-from tests.operational.person import OTHER, PERSON, SECRET, WAITING, history, traces
+from tests.operational.person import OTHER, PERSON, SECRET, WAITING, apply, history, traces
 from tests.stores import STEP, Driver, SpreadDirectory, content, problems
 
 
@@ -343,17 +342,78 @@ def test_notes_of_another_writer_stay(store, tmp_path):
     assert bytes_of(place) == before
 
 
-def test_a_directory_that_no_flow_has_used_is_refused_by_a_dry_run_too(make_store, tmp_path):
-    """Nobody is asked about an erasure that the command refuses, and no place is written to."""
-    store, place = make_store(2), tmp_path / "place"
-    assert command("state", "set", store, "people/ada", f'"{SECRET}"').exit_code == 0
-    assert command("backup", store, place).exit_code == 0
-    before = bytes_of(tmp_path), place.stat().st_mtime_ns
-    for word in ("--dry-run", "--yes", ""):
-        refused = erase(store, "--state", "people/*", "--place", place, *filter(None, [word]))
-        assert refused.exit_code == FlowMismatchError.exit_code, refused.output
-        assert "Nothing brings" not in refused.output
-    assert (bytes_of(tmp_path), place.stat().st_mtime_ns) == before
+class TestBeforeTheFirstRun:
+    """A directory in which no run has begun yet can have operational state, such as that of Meltano."""
+
+    def test_operational_state_is_erased(self, make_store, tmp_path):
+        """From the directory, a place and a standby; what follows is as in any other directory."""
+        store, place, standby = make_store(2), tmp_path / "place", tmp_path / "standby"
+        for name in ("people/ada", "people/gone", "others/bob"):
+            assert command("state", "set", store, name, f'"{SECRET} {name}"').exit_code == 0
+            assert command("backup", store, place, "--incremental").exit_code == 0
+        assert command("state", "clear", store, "people/gone", "--yes").exit_code == 0
+        assert command("follow", place, standby, "--once").exit_code == 0
+        words = ["--state", "people/*", "--place", place, "--standby", standby]
+
+        before = bytes_of(tmp_path), content(store)
+        looked = json.loads(erase(store, *words, "--dry-run", "--json").stdout)
+        assert looked["state_ids"] == ["people/ada", "people/gone"]
+        assert [bool(each["held"]) for each in looked["copies"]] == [True, True]
+        assert (bytes_of(tmp_path), content(store)) == before
+        done = erase(store, *words, "--yes", "--json")
+        said = json.loads(done.stdout)
+        assert (done.exit_code, said["states"], said["execution"], said["complete"]) == (0, 2, None, True)
+        assert "what=erase keys=0 rows=0 states=2 by=" in command("runs", "list", store).stdout
+        assert command("drill", place).exit_code == 0
+        assert command("restore", place, tmp_path / "restored").exit_code == 0
+        for each in (store, standby, tmp_path / "restored"):
+            assert traces(each, "people/ada", "people/gone") == []
+            assert traces(each, "others/bob")
+            assert problems(each) == []
+        again = erase(store, *words, "--yes")
+        assert again.exit_code == StateNotFoundError.exit_code
+        assert "no operational state matches" in again.stderr
+        with Driver(store) as run:
+            assert run.execution.number == 1
+
+    def test_no_later_backup_brings_it_back(self, make_store, tmp_path):
+        """An incremental backup continues no copy from before the first run: the copy has the state in free pages."""
+        store, place = make_store(2), tmp_path / "place"
+        assert command("state", "set", store, "people/ada", f'"{SECRET}"').exit_code == 0
+        assert command("backup", store, place, "--incremental").exit_code == 0
+        assert erase(store, "--state", "people/*", "--yes").exit_code == 0
+        for number in range(2):
+            with Driver(store, backup_interval_s=3600.0) as run:
+                apply(run, number + 1, STEP, {"k": f"[{number}]"})
+                run.close(number + 1, notes_made=True)
+            assert command("backup", store, place, "--incremental").exit_code == 0
+        assert command("restore", place, tmp_path / "restored").exit_code == 0
+        assert traces(tmp_path / "restored", SECRET, "people/ada") == []
+
+    def test_a_key_is_not_found(self, make_store, tmp_path):
+        """Neither by the dry run nor by the command; no place is written to."""
+        store, place = make_store(2), tmp_path / "place"
+        assert command("backup", store, place).exit_code == 0
+        before = bytes_of(tmp_path), place.stat().st_mtime_ns
+        for word in ("--dry-run", "--yes"):
+            refused = erase(store, "--key", PERSON, "--place", place, word)
+            assert refused.exit_code == StateNotFoundError.exit_code, refused.output
+        assert (bytes_of(tmp_path), place.stat().st_mtime_ns) == before
+
+    def test_owners_lose_it(self, make_store):
+        """The owner of the first partition has the operational state."""
+        places = SpreadDirectory(make_store(3), ((), (0, 2), (1,)))
+        try:
+            words = [each for at in places.services for each in ("--owner", at.at)]
+            words += ["--token-file", places.token]
+            places.token.chmod(0o600)
+            at = places.places[0]
+            assert command("state", "set", at, "people/ada", f'"{SECRET}"', *words).exit_code == 0
+            done = erase(at, "--state", "people/*", *words, "--yes", "--json")
+            assert (done.exit_code, json.loads(done.stdout)["states"]) == (0, 1), done.output
+        finally:
+            places.close()
+        assert [each for place in places.places for each in traces(place, SECRET, "people/ada")] == []
 
 
 def test_no_place_is_written_to_before_all_are_checked(store, tmp_path, monkeypatch):

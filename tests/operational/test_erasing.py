@@ -10,7 +10,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from recovery import DirectoryLockedError, FlowMismatchError, StateNotFoundError
+from recovery import DirectoryLockedError, StateManager, StateNotFoundError
 from recovery.base.clock import SystemClock
 from recovery.errors import StorageError
 from recovery.operational.runs import EDIT
@@ -161,11 +161,9 @@ def test_what_names_nothing_changes_nothing(make_store):
     assert {name: after[name] for name in before if name != "recovery.lock"} == before
 
 
-def test_no_run_may_be_active(make_store, tmp_path):
-    """Nor may the directory be unused; the key is still there then."""
+def test_no_run_may_be_active(make_store):
+    """The key is still there then."""
     directory = make_store(2)
-    with pytest.raises(FlowMismatchError):
-        erased(directory)
     history(directory, 6)
     with DirectoryLock(directory, SystemClock(), "run"), pytest.raises(DirectoryLockedError):
         erased(directory)
@@ -198,6 +196,32 @@ def test_killed_at_any_step_the_key_is_there_or_nowhere_and_the_same_call_comple
     assert left(directory).items() >= {epoch: rest(state) for epoch, state in before.items()}.items()
     with pytest.raises(StateNotFoundError):
         erased(directory)
+
+
+@pytest.mark.parametrize("point", [point for point in POINTS if point != "start.3.partition"])
+def test_killed_before_the_first_run_the_same_call_completes_it(make_store, point):
+    """Documents of operational state are there or nowhere, and no execution begins."""
+    directory = make_store(2)
+    state = StateManager(directory)
+    state.process_state("people", "ada").set(SECRET)
+    state.process_state("others", "bob").set(1)
+    wanted = ["process/people/*"]
+
+    def work() -> None:
+        die_at(point)
+        erased(directory, (), states=wanted)
+
+    assert wait(child(work)) < 0
+    assert problems(directory) == []
+    done = erased(directory, (), states=wanted)
+    assert done is not None
+    assert (done.execution, done.states) == (None, 1 if point == "erase.1" else 0)
+    assert traces(directory, SECRET) == problems(directory) == []
+    assert state.process_state("others", "bob").get() == 1
+    with pytest.raises(StateNotFoundError):
+        erased(directory, (), states=wanted)
+    with Driver(directory) as run:
+        assert run.execution.number == 1
 
 
 def test_scratch_files_and_older_copies_beside_go_too(make_store):

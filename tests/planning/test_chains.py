@@ -38,7 +38,12 @@ class TestContinues:
         assert continues(before, before).epoch == 3
         two = execution(2, resume_epoch=3)
         assert continues(before, description([*held(1, 2), closed(3, two)], [ONE, two])).epoch == 2
-        assert continues(description([], []), description(held(1, 2), [ONE])).epoch == 0
+        assert continues(description([], [ONE]), description(held(1, 2), [ONE])).epoch == 0
+
+    def test_none_from_a_backup_of_before_the_first_run(self):
+        """Operational state may have been erased since, which nothing in the partition shows."""
+        for now in (description([], []), description(held(1, 2), [ONE])):
+            assert "no run" in continues(description([], []), now).why_not
 
     def test_none_if_what_was_replaced_is_not_known_any_more(self):
         """Because it was collected, because epochs are only logged, or because the file is of another timeline."""

@@ -199,6 +199,28 @@ def test_the_lag_of_a_replica_counts_where_there_is_one():
         assert levels(found)["replica-lag"] == level
 
 
+def test_an_age_that_is_not_known_is_a_warning():
+    """Something dated an hour ahead may be of any age; a certificate whose end has passed is no age."""
+    watched = parse_targets({"backup-lag": "2h/1d"})
+    for targets, level, shown in ((watched, Level.WARNING, "warning: dated"), (DEFAULTS, Level.UNKNOWN, "dated")):
+        [found] = [
+            each
+            for each in findings([], targets, state_bytes=None, backup_lag_s=-3600.0)
+            if each.target.name == "backup-lag"
+        ]
+        assert found.level is level
+        assert str(found) == f"backup lag not known ({shown} 1 h ahead of this host's clock)"
+        assert found.as_json().items() >= {"value": -3600.0, "text": "not known", "note": found.note}.items()
+    found = findings(
+        [], DEFAULTS, state_bytes=None, backup_lag_s=None, replica=ReplicaLag(1, -3600.0), wait_s=-60.1,
+        quarantine_s=-3600.0,
+    )  # fmt: skip
+    for name in ("replica-lag", "wait", "quarantine"):
+        assert levels(found)[name] == "warning"
+    [certificate] = [each for each in DEFAULTS if each.name == "certificate"]
+    assert (certificate.level(-1.0), certificate.shown(-1.0)) == (Level.CRITICAL, "0 s")
+
+
 def test_a_replica_that_does_not_keep_up_is_found_by_its_epochs():
     """At an epoch a second, three epochs are far from a minute: their number has levels of its own."""
     for epochs, level in ((3, Level.OK), (4, Level.WARNING), (60, Level.CRITICAL)):

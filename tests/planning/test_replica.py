@@ -29,9 +29,10 @@ def test_after_a_rewind_lower_numbers_are_newer():
     assert lag_of(epochs, Shipped(Epoch(6), 2), 1600).epochs == 1
 
 
-def test_a_clock_that_was_set_back_makes_no_negative_age():
-    """The note is older than it says."""
+def test_a_clock_that_was_set_back_makes_no_lag_of_nothing():
+    """The epoch is older than it says: by how much is not known, unless it is less than two clocks differ."""
     assert lag_of([closed(1, 9)], NOTHING, 5) == ReplicaLag(1, 0.0)
+    assert lag_of([closed(1, 9)], NOTHING, closed(1, 9).closed_ms - 3_600_000) == ReplicaLag(1, -3600.0)
 
 
 def test_pauses_double_up_to_a_minute():

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from recovery.backup.note import LAG_NAME, LastBackup, last_backup, last_input_lag, note_backup, note_input_lag
+from recovery.backup.drills import LastDrill
+from recovery.backup.note import (
+    LAG_NAME,
+    LastBackup,
+    LastReplica,
+    last_backup,
+    last_input_lag,
+    note_backup,
+    note_input_lag,
+    note_last_drill,
+    note_replica,
+)
+from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.errors import NoPartitionsError
 from recovery.planning.lag import InputLag, SourceLag
@@ -82,6 +95,28 @@ def test_the_age_of_the_last_backup(store, tmp_path):
     assert "(warning from 1 h)" in text
     (store / "last-backup.json").write_text("not JSON")
     assert last_backup(store) is None
+
+
+def test_notes_of_a_clock_that_is_ahead(make_store, tmp_path):
+    """They hide no lag: `status` and the page say how far ahead the clock was."""
+    store = make_store(2)
+    run_epochs(store, 3, clock())
+    ahead_ms = SystemClock().wall_ms() + 7_230_000
+    note_backup(store, LastBackup(ahead_ms, 3, "there"))
+    note_replica(store, LastReplica("there", 3, 1, ahead_ms))
+    note_last_drill(store, LastDrill(ahead_ms, "there", 3, 0.5, "", "host"))
+    _, text = call("status", store, "--threshold", "backup-lag=1h/1d")
+    assert "health: warning" in text
+    assert "backup lag not known (warning: dated 2.01 h ahead of this host's clock)" in text
+    assert re.search(r"replica at there: epoch 3, shipped .*, 2.01 h ahead of this host's clock", text)
+    assert "by the clock of host, which is ahead" in text
+    facts = json.loads(call("status", store, "--json")[1])
+    for name in ("last_backup", "replica", "last_drill"):
+        assert 7_200 < facts[name]["ahead_s"] <= 7_230, name
+    [lag] = [each for each in facts["health"] if each["target"] == "backup-lag"]
+    assert (lag["text"], round(lag["value"], -2), lag["level"]) == ("not known", -7200.0, "unknown")
+    assert call("report", store, "-o", tmp_path / "page.html")[0] == 0
+    assert "2.01 h ahead of this host" in (tmp_path / "page.html").read_text()
 
 
 def test_the_lag_that_a_run_has_seen(store, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections import namedtuple
 from decimal import Decimal
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from recovery import ConfigurationError, GroupState
 from recovery.errors import StateValueError
 from recovery.spark.steps.state_columns import state_type
 from recovery.values.codec import StateCodec, make_portable
-from recovery.values.columns import by_name
+from recovery.values.columns import arranging
 from recovery.values.declaration import form_of, misfits, shown
 from recovery.values.fits import state_check
 
@@ -34,12 +35,14 @@ NAMED = dict(zip(SCHEMA.names, GOOD, strict=True))
 
 @pytest.mark.parametrize(
     "given",
-    [GOOD, NAMED, dict(reversed(NAMED.items())), Row(*GOOD), Row(**NAMED), Row(**dict(reversed(NAMED.items())))],
-    ids=["tuple", "dict", "dict in another order", "row", "row with names", "row in another order"],
+    [GOOD, NAMED, dict(reversed(NAMED.items())), Row(*GOOD), Row(**NAMED), Row(**dict(reversed(NAMED.items()))),
+     namedtuple("N", NAMED)(**NAMED), namedtuple("N", reversed(NAMED))(**NAMED)],
+    ids=["tuple", "dict", "dict in another order", "row", "row with names", "row in another order", "named tuple",
+         "named tuple in another order"],
 )  # fmt: skip
 def test_a_state_of_columns(given):
-    """It is given as a tuple, a dict or a Row, and comes as a tuple whose parts have names; what came can be given
-    back, and sent elsewhere."""
+    """It is given as a tuple, or by names as a dict, a Row or a named tuple, and comes as a tuple whose parts have
+    names; what came can be given back, and sent elsewhere."""
     codec = StateCodec(KIND)
     text = codec.encode(given)
     assert text == '[7,127,"12.34",0.5,["a"]]'
@@ -75,6 +78,33 @@ def test_a_state_that_violates_its_columns(change, said):
         state.update(value)
     with pytest.raises(StateValueError):
         StateCodec(KIND).encode(GOOD[:2])
+
+
+@pytest.mark.parametrize(
+    "make", [Row, lambda **of: namedtuple("N", of)(**of), dict], ids=["Row", "named tuple", "dict"]
+)
+def test_names_decide(make):
+    """Of a row of the right length, too: other names are refused, also within a column, and those that lack are NULL.
+    A plain tuple goes by place."""
+    one = T.StructType([T.StructField("x", T.LongType()), T.StructField("y", T.StringType())])
+    kind = state_type("users", T.StructType([T.StructField("n", T.LongType()), T.StructField("one", one)]))
+    codec = StateCodec(kind)
+    wrong = [
+        (make(m=1, one=None), "has 'm', which is none of the columns n, one"),
+        (make(n=1, one=make(x=1, z="a")), "has 'z', which is none of the fields x, y"),
+        ((1, make(x=1, z="a")), "has 'z', which is none of the fields x, y"),
+        (make(n=1, one=None, more=2), "has 'more', which is none of the columns n, one"),
+    ]
+    for value, said in wrong:
+        with pytest.raises(StateValueError, match=said) as raised:
+            codec.encode(value)
+        assert ("plain tuple" in raised.value.remedy) is (make is not dict)
+    for value in (make(one=make(y="a", x=2), n=1), (1, make(y="a", x=2)), (1, (2, "a")), make(n=1, one=(2, "a"))):
+        assert codec.encode(value) == '[1,[2,"a"]]'
+    assert codec.encode(make(one=make(y="a"))) == '[null,[null,"a"]]'
+    state = GroupState.of(state=kind)
+    with pytest.raises(StateValueError, match="none of the columns n, one"):
+        state.update(make(m=1, one=None))
 
 
 def test_a_stored_state_of_columns():
@@ -120,19 +150,19 @@ def nested(*names: str, kind: T.DataType = T.LongType()) -> T.StructType:  # noq
 def test_rows_within_a_row_go_by_their_names():
     """At any depth, NULL included; a field that the row lacks is NULL, and one that the columns lack is refused."""
     kind = state_type("users", nested("x", "y"))
-    row, info = Row("y", "x"), msgspec.inspect.type_info(kind)
+    row, arrange = Row("y", "x"), arranging(msgspec.inspect.type_info(kind))
     given = Row(named={"k": row(6, 5), "l": None}, many=[row(4, 3), None], one=row(2, 1), n=7)
-    back = by_name(info, given)
+    back = arrange(given)
     assert back == (7, (1, 2), [(3, 4), None], {"k": (5, 6), "l": None})
     assert StateCodec(kind).decode(StateCodec(kind).encode(back)) == back
-    assert by_name(info, (7, row(2, 1), [], {})) == (7, (1, 2), [], {})
-    assert by_name(info, {"n": 7, "one": {"y": 2}}) == (7, (None, 2), None, None)
-    assert by_name(info, Row(n=7, one=(1, 2))) == (7, (1, 2), None, None)
+    assert arrange((7, row(2, 1), [], {})) == (7, (1, 2), [], {})
+    assert arrange({"n": 7, "one": {"y": 2}}) == (7, (None, 2), None, None)
+    assert arrange(Row(n=7, one=(1, 2))) == (7, (1, 2), None, None)
     for bad in (Row(one=Row(x=1, z=2)), {"many": [{"x": 1, "z": 2}]}, Row(named={"k": Row(z=1)}), Row(z=1)):
         with pytest.raises(StateValueError, match="has 'z', which is none of"):
-            by_name(info, bad)
-    with pytest.raises(StateValueError, match="has a field twice"):
-        by_name(info, Row(one=Row("x", "x")(1, 2)))
+            arrange(bad)
+    with pytest.raises(StateValueError, match="has a name twice"):
+        arrange(Row(one=Row("x", "x")(1, 2)))
 
 
 def test_a_struct_within_columns_is_declared_with_its_names():

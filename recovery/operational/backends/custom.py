@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from recovery.errors import ConfigurationError, StateBackendError, shown
-from recovery.places.protocol import Conflict, FoundObject, Token
+from recovery.places.protocol import Conflict, FoundObject, ObjectVersions, Token
 
 T = TypeVar("T")
 
@@ -52,6 +52,8 @@ class StoreObjects:
                 remedy="Give a URI, or an object with the methods of recovery.StateStore.",
             )
         self.location = str(store.location)
+        self.versions: ObjectVersions | None = None
+        self.unseen = ""
         self._store = store
 
     def get(self, path: str) -> FoundObject | None:

@@ -61,7 +61,7 @@ class RemoteBackend:
     def __init__(self, objects: DocumentStore, clock: Clock, retry: RetryPolicy, terms: LeaseTerms) -> None:
         self.location = objects.location
         self.store: Store | None = None
-        self._objects = objects
+        self.objects = objects
         self._clock = clock
         self._retry = retry
         self._terms = terms
@@ -75,7 +75,7 @@ class RemoteBackend:
         """Return the documents whose id begins with `prefix`, each as of the moment it is read."""
         directory = encode_path(prefix.rpartition("/")[0]) if "/" in prefix else ""
         below = "" if "!" in directory else directory
-        paths = [path for path in self._objects.paths(below) if path.endswith(f"/{STATE_FILE}")]
+        paths = [path for path in self.objects.paths(below) if path.endswith(f"/{STATE_FILE}")]
         wanted = []
         for path in paths:
             state_id = decode_path(path.removesuffix(f"/{STATE_FILE}"))
@@ -91,7 +91,7 @@ class RemoteBackend:
 
     def forget(self, ids: Sequence[StateId]) -> int:
         existing = [each for each, stored in zip(ids, self._map(self._get, ids), strict=True) if stored is not None]
-        self._map(lambda each: self._objects.delete(f"{encode_path(each)}/{STATE_FILE}"), existing)
+        self._map(lambda each: self.objects.delete(f"{encode_path(each)}/{STATE_FILE}"), existing)
         return len(existing)
 
     def place(self, documents: Sequence[Document]) -> None:
@@ -108,7 +108,7 @@ class RemoteBackend:
         """Hold the lock of this name: a lease, renewed while it is held. Writes of the holding thread carry its fencing
         number."""
         held: list[HeldLease] = self._held.__dict__.setdefault("leases", [])
-        with HeldLease(self._objects, name, purpose, self._clock, self._terms, self._retry.longest_s) as lease:
+        with HeldLease(self.objects, name, purpose, self._clock, self._terms, self._retry.longest_s) as lease:
             held.append(lease)
             try:
                 yield
@@ -168,7 +168,7 @@ class RemoteBackend:
         stored = StoredDocument(document, fences, f"process {os.getpid()} on {socket.gethostname()}", nonce(), recent)
         path = f"{encode_path(document.state_id)}/{STATE_FILE}"
         try:
-            self._objects.put(path, serialize(stored), before.token if before else None)
+            self.objects.put(path, serialize(stored), before.token if before else None)
         except Conflict:
             # It may be this write, whose answer never arrived; others may have followed it.
             found = self._get(document.state_id)
@@ -184,7 +184,7 @@ class RemoteBackend:
         return stored
 
     def _get_path(self, path: str) -> StoredDocument | None:
-        found = self._objects.get(path)
+        found = self.objects.get(path)
         if found is None:
             return None
         return replace(deserialize(found.content, f"{self.location}/{path}"), token=found.token)

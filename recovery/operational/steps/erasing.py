@@ -4,7 +4,7 @@ erase.1  Lock the store, check its partitions, and look where the keys are.
 erase.2  Record in the run history that an erasure begins; take the keys out of the errors there, and remove documents
          of operational state.
 erase.3  Begin an execution that erases. In one transaction, the partition that has a key loses all its rows, at every
-         epoch, and records the execution.
+         epoch, and records the execution. Before the first run there are only documents, and no execution begins.
 erase.4  Rewrite all files, so that no byte of those rows is left.
 erase.5  Record that the erasure is complete.
 
@@ -26,7 +26,7 @@ from recovery.epochs.execution import new_execution
 from recovery.errors import RecoveryError, StateNotFoundError
 from recovery.operational.ids import StateId
 from recovery.operational.runs import EDIT, SUCCEEDED, RunHistory
-from recovery.operational.steps.step_edits import audit, backend_of, check_used, check_whole, current_user
+from recovery.operational.steps.step_edits import audit, backend_of, check_whole, current_user
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.redaction import NamedAs, is_selected, named_as
 from recovery.planning.resume import ResumePlan, plan_resume
@@ -36,6 +36,8 @@ from recovery.storage.seam import KeyToErase
 from recovery.storage.store import Store
 
 PURPOSE = "erase"
+NO_FLOW = "(no flow)"
+"""The name in the run history under which an erasure is recorded where no run has begun yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,10 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Erased:
     """A finished erasure: what there was, its execution, how many records of the run history named a key, and how many
-    documents of operational state were removed."""
+    documents of operational state were removed. execution: None where no run has begun yet."""
 
     found: tuple[Found, ...]
-    execution: int
+    execution: int | None
     records: int
     states: int = 0
 
@@ -116,29 +118,28 @@ def erase(
     """Erase keys, and documents of operational state by globs; return what was erased. None: there was nothing, and no
     erasure is unfinished; then nothing was changed, and with `required` this raises StateNotFoundError.
 
-    Raises DirectoryLockedError during a run, FlowMismatchError for a store that no flow has used, CorruptPartitionError
-    for a damaged one, and what the backend of the run history raises: then nothing was changed. StorageError: run the
-    call again, which completes the erasure.
+    Raises DirectoryLockedError during a run, CorruptPartitionError for a damaged store, and what the backend of the run
+    history raises: then nothing was changed. StorageError: run the call again, which completes the erasure.
     """
     # erase.1
     store.found()
     with store.locked(clock, PURPOSE) as held:
         plan = plan_resume(held.found())
-        check_used(plan, held.directory)
         check_whole(plan, held)
         found = _look(held, plan.partitions, keys)
         history = audit(held, clock)
         ids = documents(held, states, clock)
         if not (found or ids or any(_in_history(history, keys))):
             if required:
-                raise nothing_found(held)
+                raise nothing_found(held, keys)
             return None
         faults.reach("erase.1")
         # erase.2
         facts = {"what": PURPOSE, "keys": len({each.key for each in keys}), "rows": sum(each.rows for each in found)}
         facts |= {"states": len(ids)} if ids else {}
-        numbers = {"execution": plan.execution_number, "epoch": plan.resume_epoch}
-        record = history.begin(str(plan.flow_id), EDIT, {**numbers, **facts, "by": current_user()})
+        execution = None if plan.flow_id is None else plan.execution_number
+        numbers = {} if execution is None else {"execution": execution, "epoch": plan.resume_epoch}
+        record = history.begin(plan.flow_id or NO_FLOW, EDIT, {**numbers, **facts, "by": current_user()})
         records = history.redact(_words(keys))
         backend_of(held, clock).forget(ids)
         faults.reach("erase.2")
@@ -152,18 +153,18 @@ def erase(
                 raise
             # erase.5
             record.end()
-    return Erased(found, plan.execution_number, records, len(ids))
+    return Erased(found, execution, records, len(ids))
 
 
 def _erase(store: Store, connected: ExitStack, plan: ResumePlan, keys: Sequence[KeyToErase], clock: Clock) -> None:
-    assert plan.flow_id is not None
-    kept_s = kept_interval_s(plan.partitions, None)
-    execution = new_execution(plan, plan.flow_id, clock, backup_interval_s=kept_s)
-    execution = replace(execution, id=f"{ERASURE}{execution.id}")
     partitions = store.connect(plan.partitions, store.directory / SCRATCH_NAME, clock)
     connected.callback(partitions.release)
     # erase.3
-    partitions.start(execution, [], plan.partitions, erases=keys)
+    if plan.flow_id is not None:
+        kept_s = kept_interval_s(plan.partitions, None)
+        execution = new_execution(plan, plan.flow_id, clock, backup_interval_s=kept_s)
+        execution = replace(execution, id=f"{ERASURE}{execution.id}")
+        partitions.start(execution, [], plan.partitions, erases=keys)
     faults.reach("erase.3")
     # erase.4
     partitions.scrub()
@@ -176,11 +177,19 @@ def has_spark_state(store: Store) -> bool:
     return any(name.startswith("state/") for name, _ in store.at().sizes(CHECKPOINT_STEP))
 
 
-def nothing_found(store: Store, copies: Sequence[str] = ()) -> StateNotFoundError:
-    """Return the error for keys of which a store holds nothing. copies: where nothing was found either. The error does
-    not repeat the keys."""
+def nothing_found(store: Store, keys: Sequence[KeyToErase], copies: Sequence[str] = ()) -> StateNotFoundError:
+    """Return the error for keys and documents of which a store holds nothing. copies: where nothing was found either.
+    The error does not repeat the keys."""
+    nor = f"; nor in {', '.join(copies)}" if copies else ""
+    if not keys:
+        return StateNotFoundError(
+            f"no operational state matches{nor}",
+            path=store.directory,
+            cause="It was never there, was erased, or the glob is misspelt.",
+            remedy="List the ids: python -m recovery state list DIR",
+        )
     return StateNotFoundError(
-        f"nothing of the key is held, at no epoch{'; nor in ' if copies else ''}{', '.join(copies)}",
+        f"nothing of the key is held, at no epoch{nor}",
         path=store.directory,
         cause="The key was never there, was erased, or is misspelt: a key of several columns is a JSON array.",
         remedy="List the keys: python -m recovery state list DIR --step STEP",

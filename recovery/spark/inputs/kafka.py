@@ -4,7 +4,7 @@ read before."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ from recovery.spark.clusters import Input
 from recovery.spark.inputs.kafka_group import ConsumerGroup
 from recovery.spark.inputs.protocol import Looked, Resumes
 from recovery.spark.jvm.kafka_groups import KafkaWatch
-from recovery.spark.jvm.kafka_offsets import Topic, is_found, topics_at
+from recovery.spark.jvm.kafka_offsets import Topic, found_by, names_at, topics_at
 from recovery.spark.jvm.lost_input import no_topic
 
 _LOOKS = (Moment.START, Moment.GOING_BACK)
@@ -39,8 +39,8 @@ class KafkaInput:
 
     answers: ClassVar[Answers] = {
         Question.SAME: Checked(
-            "the id of each topic, kept with the position since the first run that saw it; whether a topic is back "
-            "that a run was left without",
+            "the id of each topic, kept with the position, and with where the input begins, since the first run that "
+            "saw it when it started; whether a topic is back that a run was left without",
             _LOOKS,
         ),
         Question.THERE: Checked("first and next offset of each partition of the position and of what was read", _LOOKS),
@@ -61,15 +61,18 @@ class KafkaInput:
         self._known = resumes.identities
         self._left = resumes.left
         self._back: dict[str, dict[int, int]] = {}
-        mine = {topic for topic in set().union(*reads) if self._covers(topic)} | self._at.keys()
+        mine = self._covered(set().union(*reads)) | self._at.keys()
         self._reached: Offsets = {topic: _furthest(topic, [self._at, *reads]) for topic in mine}
 
     def look(self) -> Looked:
         """Look at the topics, and change nothing. Raises InputLostError or FlowFailedError for a topic that the flow
         names and that does not exist, and InputUnavailableError if the broker does not answer."""
         named = self._subscription.names
-        returns = {topic for topic in self._left.keys() - self._at.keys() if self._covers(topic)}
-        asked = {*self._reached, *named, *returns}
+        is_pattern = self._subscription.pattern is not None
+        # The first run keeps the ids as well, before it has read anything.
+        matching = self._covered(names_at(self._spark, self._options)) if is_pattern else set()
+        returns = self._covered(self._left.keys() - self._at.keys())
+        asked = {*self._reached, *named, *matching, *returns}
         if not asked:
             return Looked()
         found = topics_at(self._spark, self._options, asked)
@@ -77,7 +80,8 @@ class KafkaInput:
         # What Spark says of a topic that it has not read yet is as clear.
         if lacks and self._reached:
             raise no_topic(lacks, read=set(lacks) & self._reached.keys())
-        here = {topic: each for topic, each in found.items() if self._covers(topic)}
+        covered = self._covered(found)
+        here = {topic: each for topic, each in found.items() if topic in covered}
         back = {topic: self._again(topic, here[topic]) for topic in sorted(returns & here.keys())}
         looked = Looked(
             errors=tuple((topic, error) for topic, (error, _) in back.items()),
@@ -99,12 +103,13 @@ class KafkaInput:
         )  # fmt: skip
         return replace(looked, needed=needed, there=_there(here), causes=dict.fromkeys(self._reached, _CAUSE))
 
-    def _covers(self, topic: str) -> bool:
-        """Whether the source reads a topic. Java searches for a pattern, as for Spark: it has what Python lacks."""
+    def _covered(self, topics: Iterable[str]) -> set[str]:
+        """Return those topics that the source reads. Java searches for a pattern, as for Spark: it has what Python
+        lacks."""
         pattern = self._subscription.pattern
         if pattern is None or self._subscription.is_certain:
-            return self._subscription.covers(topic)
-        return is_found(self._spark, pattern, topic)
+            return set(filter(self._subscription.covers, topics))
+        return found_by(self._spark, pattern, topics)
 
     def _identity(self, topic: str, there: Mapping[str, Topic]) -> str | None:
         """Return the id by which the topic was known; None: by none. Sources of several clusters may have read topics

@@ -55,14 +55,26 @@ def topics_at(spark: SparkSession, options: Mapping[str, str], names: Iterable[s
         return found
 
 
-def is_found(spark: SparkSession, pattern: str, topic: str) -> bool:
-    """Whether Java finds a pattern in a topic's name, as Spark's connector searches for it; True for a pattern that
-    Java refuses: Spark says why."""
+def names_at(spark: SparkSession, options: Mapping[str, str]) -> set[str]:
+    """Return the names of the topics that this user may see, without those that Kafka itself needs. options: as for
+    `topics_at`. Raises what `topics_at` raises."""
     jvm: Any = spark._jvm
+    with _client(jvm, options) as client:
+        listed = client.listTopics().names().get(ANSWER_S, jvm.java.util.concurrent.TimeUnit.SECONDS)
+        # As one text: a call into the JVM for each of thousands of names takes longer than the broker.
+        return set(filter(None, str(listed.toString()).strip("[]").split(", ")))
+
+
+def found_by(spark: SparkSession, pattern: str, topics: Iterable[str]) -> set[str]:
+    """Return those names of topics in which Java finds a pattern, as Spark's connector searches for it; all of them for
+    a pattern that Java refuses: Spark says why."""
+    jvm: Any = spark._jvm
+    names = set(topics)
     try:
-        return bool(jvm.java.util.regex.Pattern.compile(pattern).matcher(topic).find())
+        compiled = jvm.java.util.regex.Pattern.compile(pattern)
+        return {name for name in names if compiled.matcher(name).find()}
     except (Py4JError, PySparkException):
-        return True
+        return names
 
 
 @contextlib.contextmanager

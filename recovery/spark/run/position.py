@@ -22,7 +22,7 @@ from recovery.base.reserved import (
     quarantined_step,
 )
 from recovery.base.wording import counted, moment_text
-from recovery.checkpoint.beginning import recorded_beginning
+from recovery.checkpoint.beginning import InputBeginning, recorded_beginning
 from recovery.checkpoint.home import CheckpointHome
 from recovery.checkpoint.reached import reached
 from recovery.checkpoint.restore import RestoredCheckpoint, restore
@@ -50,12 +50,19 @@ from recovery.storage.store import Store
 class RecoveredPosition(NamedTuple):
     """The recovered position as files of a checkpoint, and what to record of the sources with it.
     laid_out: whether the position was recorded for other sources or other steps.
-    outdated: whether it is where the input begins, recorded for other sources."""
+    outdated: whether it is where the input begins, recorded for other sources.
+    began: what distinguished parts of the sources where the input begins, if that is the position."""
 
     restored: RestoredCheckpoint
     new_rows: dict[StepId, dict[str, str]]
     laid_out: bool
     outdated: bool
+    began: Mapping[str, str] = {}
+
+    @property
+    def identities(self) -> dict[str, str]:
+        """What distinguishes parts of the sources now, as far as it is to be recorded."""
+        return texts_by_name(self.new_rows.get(SOURCES_STEP, {}).get(IDENTITIES_KEY))
 
 
 def restore_position(
@@ -76,9 +83,10 @@ def restore_position(
     recorded = store.driver_values(SOURCES_STEP, plan.resume_epoch).get(PLACES_KEY)
     left_by = recorded if isinstance(recorded, str) else None
     _check_counted(restored, plan, config.path)
-    begins = restored.batch is None
+    begins, beginning = restored.batch is None, None
     if begins:
-        restored, left_by = _restore_beginning(store, checkpoint, partial(setting_of, bound.frame.sparkSession))
+        restored, beginning = _restore_beginning(store, checkpoint, partial(setting_of, bound.frame.sparkSession))
+        left_by = beginning.places if beginning is not None else None
     # No edit renames a step that holds no state now. A command that is run again finds the rename already done.
     edited = {edit.old for edit in edits if edit.new is not None}
     restored = fitted(restored, checkpoint, sources, left_by, config.rename_steps, edited)
@@ -86,7 +94,9 @@ def restore_position(
     changed = places != recorded
     laid_out = changed and recorded is not None and not begins
     outdated = begins and left_by not in (None, places)
-    return RecoveredPosition(restored, {SOURCES_STEP: {PLACES_KEY: places}} if changed else {}, laid_out, outdated)
+    rows = {SOURCES_STEP: {PLACES_KEY: places}} if changed else {}
+    began = beginning.identities if beginning is not None else {}
+    return RecoveredPosition(restored, rows, laid_out, outdated, began)
 
 
 def fitted(
@@ -132,7 +142,11 @@ def readable(
     with closing(store.driver_rows(CHECKPOINT_STEP)) as rows:
         beyond = reached(rows if back else (), left, home.directory)
     recorded, newest = store.driver_values(SOURCES_STEP, plan.resume_epoch), store.driver_values(SOURCES_STEP)
-    known = {**texts_by_name(newest.get(IDENTITIES_KEY)), **texts_by_name(recorded.get(IDENTITIES_KEY))}
+    known = {
+        **texts_by_name(newest.get(IDENTITIES_KEY)),
+        **position.began,
+        **texts_by_name(recorded.get(IDENTITIES_KEY)),
+    }
     restored = position.restored
     found = look_at_inputs(
         bound, home, restored.batch, beyond, known, texts_by_name(recorded.get(LEFT_KEY)), accepted,
@@ -166,16 +180,16 @@ def readable(
 
 def _restore_beginning(
     store: PartitionStore, checkpoint: Path, setting: Callable[[str], str | None]
-) -> tuple[RestoredCheckpoint, str | None]:
-    """Write the checkpoint by which Spark begins where an earlier execution began; return it with the text of its
-    sources. If no execution has begun, Spark asks the sources. Epochs do not hold any of its files."""
+) -> tuple[RestoredCheckpoint, InputBeginning | None]:
+    """Write the checkpoint by which Spark begins where an earlier execution began; return it with that beginning. If no
+    execution has begun, Spark asks the sources. Epochs do not hold any of its files."""
     text = store.beginning()
     if text is None:
         return RestoredCheckpoint(None, {}), None
     found = recorded_beginning(text).with_settings(setting)
     shutil.rmtree(checkpoint)
     restored = restore(found.files.items(), checkpoint)
-    return RestoredCheckpoint(restored.batch, {}), found.places
+    return RestoredCheckpoint(restored.batch, {}), found
 
 
 def step_plan(store: PartitionStore, plan: ResumePlan, bound: BoundPlan, config: RecoveryConfig) -> StepPlan:

@@ -58,7 +58,8 @@ class SourceStarts:
         self._waiting = planned.begun != planned.offsets.keys()
 
     def _begin_input(self, position: OffsetLog) -> None:
-        beginning = take_beginning(self._run.home.directory, position, self._places)
+        identities = self._run.position.identities
+        beginning = take_beginning(self._run.home.directory, position, self._places, identities)
         if beginning is not None:
             self._run.store.begin_input(self._run.lease, beginning.to_text())
             faults.reach("start.5")

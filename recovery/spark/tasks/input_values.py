@@ -217,8 +217,11 @@ def _unfit(values: list[Any]) -> Iterator[int]:
 
 @lru_cache
 def _row_type(columns: tuple[str, ...]) -> type:
-    """Return the named tuple type of the input's columns; names that Python does not allow become _0, _1 …"""
-    return namedtuple("Row", columns, rename=True)
+    """Return the named tuple type of the input's columns; names that Python does not allow become _0, _1 … as
+    attributes. By their own names the values go into a state or an output of columns."""
+    made = namedtuple("Row", columns, rename=True)  # type: ignore[misc]
+    made.__fields__ = columns  # type: ignore[attr-defined]
+    return made
 
 
 @lru_cache

@@ -7,7 +7,7 @@ without a zone as UTC. So a column that is not plainly of the declared type is c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from numbers import Number
@@ -23,12 +23,14 @@ from recovery.base.ids import StepId
 from recovery.base.wording import counted
 from recovery.errors import StateValueError
 from recovery.spark.steps.column_types import _OFFSET, arrow_zone
+from recovery.values.columns import BY_PLACE, names_of, places_of
 from recovery.values.tables import refuse_null
 
 Fit: TypeAlias = Callable[[Any], Any]
 """A function that returns a value which Arrow converts without changing it, or raises. The function is not called for
 None."""
 
+_PLAIN = {tuple, list}
 _NUMBERS = {int, type(None)}
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
 _LARGE = 1 << 31
@@ -38,15 +40,11 @@ _LARGE = 1 << 31
 def to_batch(output: list[tuple[Any, ...]], schema: pa.Schema, step_id: StepId, time_zone: str) -> pa.RecordBatch:
     """Return the rows that a step's `update` gave as arrays of the declared types: Spark does not cast. Raises
     StateValueError."""
-    width = len(schema)
-    fit = {tuple, list}.issuperset(map(type, output)) and {width}.issuperset(map(len, output))
-    for row in () if fit else output:
-        if not isinstance(row, tuple | list) or len(row) != width:
-            raise StateValueError(
-                f"step {step_id!r} gave {row!r} where its output has {counted(width, 'column')}",
-                cause="update yields or returns single values, or tuples of another length.",
-                remedy=f"Yield tuples of ({', '.join(schema.names)}).",
-            )
+    width, kinds = len(schema), set(map(type, output))
+    if not _PLAIN.issuperset(kinds):
+        output = _in_order(output, kinds, tuple(schema.names), step_id)
+    if not {width}.issuperset(map(len, output)):
+        raise _unfit_row(next(row for row in output if len(row) != width), schema.names, step_id)
     arrays = []
     for index, field in enumerate(schema):
         column = list(map(itemgetter(index), output))
@@ -61,6 +59,59 @@ def to_batch(output: list[tuple[Any, ...]], schema: pa.Schema, step_id: StepId, 
                 remedy="Convert the value, or change output=.",
             ) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _in_order(
+    output: list[tuple[Any, ...]], kinds: Collection[type], names: tuple[str, ...], step_id: StepId
+) -> list[tuple[Any, ...]]:
+    """Return the rows in the order of the columns: the names of a row decide if it has some. kinds: the types of the
+    rows. Raises StateValueError for a row that has other names, and for what is no row."""
+
+    # The names of a named tuple are those of its type: once is enough.
+    if all(kind in _PLAIN or (issubclass(kind, tuple) and names_of(kind) == names) for kind in kinds):
+        return output
+    before: Any = None
+    places: tuple[int, ...] | None = None
+    ordered: list[Any] = []
+    for row in output:
+        if not isinstance(row, tuple | list):
+            raise _unfit_row(row, names, step_id)
+        own = names_of(row)
+        # Most rows have the names of the row before.
+        if own is not None and own != before:
+            places, before = _places_in_output(row, own, names, step_id), own
+        if own is not None and places is not None:
+            plain = tuple(row)
+            row = tuple([plain[place] for place in places])
+        ordered.append(row)
+    return ordered
+
+
+def _places_in_output(
+    row: tuple[Any, ...], own: Sequence[str], names: tuple[str, ...], step_id: StepId
+) -> tuple[int, ...] | None:
+    """Return for each column the place of the part of its name; None: the parts are in order. Raises StateValueError
+    for other names."""
+    try:
+        places = places_of(tuple(own), names)
+        lacking = [name for name, place in zip(names, places or (), strict=False) if place is None]
+        if lacking:
+            raise ValueError(f"lacks {', '.join(map(repr, lacking))} of")
+    except ValueError as error:
+        raise StateValueError(
+            f"step {step_id!r} gave {row!r}, which {error} the columns {', '.join(names)} of its output",
+            cause="A Row and a named tuple go by their names.",
+            remedy=BY_PLACE,
+        ) from error
+    return None if places is None else tuple(place for place in places if place is not None)
+
+
+def _unfit_row(row: Any, names: Sequence[str], step_id: StepId) -> StateValueError:
+    return StateValueError(
+        f"step {step_id!r} gave {row!r} where its output has {counted(len(names), 'column')}",
+        cause="update yields or returns single values, or tuples of another length.",
+        remedy=f"Yield tuples of ({', '.join(names)}).",
+    )
 
 
 def to_array(column: Sequence[Any], kind: pa.DataType, time_zone: str) -> pa.Array[Any]:
@@ -238,10 +289,13 @@ def _map(key_fit: Fit | None, item_fit: Fit | None) -> Fit | None:
 
 def _struct(kind: pa.DataType, time_zone: str) -> Fit:
     fits = {field.name: _fit_of(field.type, time_zone) for field in map(kind.field, range(kind.num_fields))}
-    plain = not any(fits.values())
+    plain, names = not any(fits.values()), tuple(fits)
 
     def fit(value: Any) -> Any:
         if isinstance(value, tuple):
+            own = None if type(value) is tuple else names_of(value)
+            if own is not None:
+                value = _by_names(value, own, names, kind)
             # A tuple gives the fields by position; Arrow refuses one of another length.
             if plain or len(value) != len(fits):
                 return value
@@ -256,6 +310,15 @@ def _struct(kind: pa.DataType, time_zone: str) -> Fit:
         return value if plain else {name: _fitted(each, value.get(name)) for name, each in fits.items()}
 
     return fit
+
+
+def _by_names(row: tuple[Any, ...], own: Sequence[str], names: tuple[str, ...], kind: pa.DataType) -> tuple[Any, ...]:
+    """Return a row with names as a tuple of a struct's fields; one that the row lacks is None. Raises ArrowInvalid."""
+    try:
+        places = places_of(tuple(own), names)
+    except ValueError as error:
+        raise pa.ArrowInvalid(f"{row!r} {error} the fields of {kind}") from error
+    return row if places is None else tuple(None if place is None else row[place] for place in places)
 
 
 def _fitted(fit: Fit | None, value: Any) -> Any:

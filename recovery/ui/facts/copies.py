@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from recovery.backup.note import LastBackup, LastReplica
 from recovery.base.ids import Epoch
+from recovery.base.wording import age_s
 from recovery.planning.timeline import fork, timeline_to
 from recovery.storage.snapshot import Snapshot
 from recovery.ui.facts.flows import Look, ShownFlow
@@ -63,7 +64,7 @@ def _loss(look: Look) -> dict[str, Any] | None:
         "epoch": best.epoch,
         "shared_epoch": best.shared,
         "epochs": len(lacking),
-        "seconds": max(0, look.gathered.now_ms - min(closed_ms)) / 1000 if closed_ms else 0.0,
+        "seconds": age_s(min(closed_ms), look.gathered.now_ms) if closed_ms else 0.0,
         "rows": sum(each.input_rows for each in known) if len(known) == len(lacking) else None,
     }
 

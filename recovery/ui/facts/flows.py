@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from recovery.base.clock import Clock, SystemClock
+from recovery.base.wording import age_s
 from recovery.errors import (
     ConfigurationError,
     EpochNotHeldError,
@@ -231,7 +232,7 @@ class ShownFlow:
             "flow": self.name,
             "epoch": None if shown is None else shown[0],
             "closed_ms": None if closed is None else closed.closed_ms,
-            "age_s": None if closed is None else max(0, now_ms - closed.closed_ms) / 1000,
+            "age_s": None if closed is None else age_s(closed.closed_ms, now_ms),
             "looked_ms": look.gathered.now_ms,
             **facts,
         }

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from recovery.base.intervals import format_interval
 from recovery.base.untrusted_json import is_moment
-from recovery.base.wording import counted, listed, moment_text, short_moment_text
+from recovery.base.wording import ago, counted, listed, moment_text, short_moment_text
 from recovery.planning.health import format_bytes, format_seconds
 from recovery.report.page import HATCH, MARK
 from recovery.report.text import escaped, format_count, shortened, visible
@@ -88,6 +88,7 @@ def environment(prefix: str) -> Environment:
         size=_or_dash(format_bytes),
         seconds=_or_dash(format_seconds),
         interval=_or_dash(lambda value: format_interval(max(0, round(value)))),
+        ago=_or_dash(ago),
         moment=_or_dash(_dated(moment_text)),
         short_moment=_or_dash(_dated(short_moment_text)),
         counted=counted,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 
 import pytest
 
-from recovery.errors import InputLostError
+from recovery.errors import FlowFailedError, InputLostError
+from tests.flows.kafka_records import counted, records
 from tests.kafka import broker, needs_jars
 from tests.spark import test_kafka as shared
-from tests.spark.test_kafka import on_its_spark, put_out, records, run, some
+from tests.spark.support import run_to_end
+from tests.spark.test_kafka import on_its_spark, put_out, run, some
 
 topic = shared.topic
 pytestmark = [needs_jars, on_its_spark]
@@ -73,16 +76,46 @@ def test_going_back(spark, kafka, topic, tmp_path, capsys, change):
     assert len(put_out(tmp_path / "out")) == len(expected) + 2
 
 
-def test_a_topic_that_is_made_again_after_the_first_run(spark, kafka, topic, tmp_path):
+SUBSCRIPTIONS = {
+    "by name": lambda name: {"subscribe": name},
+    "by a pattern": lambda name: {"subscribePattern": f"{name[:-1]}."},
+    "by a pattern of Java": lambda name: {"subscribePattern": f"[a-z&&[^q]]{name[1:]}"},
+}
+
+
+@pytest.mark.parametrize("how", SUBSCRIPTIONS)
+def test_a_topic_that_is_made_again_after_the_first_run(spark, kafka, topic, tmp_path, how):
     """The first run keeps the topic's id: a longer topic of the same name is another one."""
     name = topic(1)
     kafka.send(name, some(0, 10))
-    run(records(spark, kafka.servers, subscribe=name), tmp_path)
+    run(records(spark, kafka.servers, **SUBSCRIPTIONS[how](name)), tmp_path)
     make_again(kafka, name, 40)
     before = digests(tmp_path)
     with pytest.raises(InputLostError, match="is another one than the one read before"):
-        run(records(spark, kafka.servers, subscribe=name), tmp_path)
+        run(records(spark, kafka.servers, **SUBSCRIPTIONS[how](name)), tmp_path)
     assert digests(tmp_path) == before
+
+
+@pytest.mark.parametrize("how", SUBSCRIPTIONS)
+def test_a_topic_that_is_made_again_before_the_first_epoch(spark, kafka, topic, tmp_path, how):
+    """The place where the input begins is one of the topic that was there: what of a longer one lies before that place
+    would never be read."""
+    name = topic(1)
+    options = {**SUBSCRIPTIONS[how](name), "startingOffsets": json.dumps({name: {"0": 7}})}
+    kafka.send(name, some(0, 10))
+
+    def fails(batch, batch_id):
+        raise ValueError("before the first epoch")
+
+    with pytest.raises(FlowFailedError, match="before the first epoch"):
+        run_to_end(counted(records(spark, kafka.servers, **options)), tmp_path / "db", fails)
+    make_again(kafka, name, 40)
+    before = digests(tmp_path)
+    with pytest.raises(InputLostError, match=f"topic {name}, partition 0 is another one than the one read before"):
+        run(records(spark, kafka.servers, **options), tmp_path)
+    assert digests(tmp_path) == before
+    run(records(spark, kafka.servers, **options), tmp_path, lose_input=[name])
+    assert [offset for _, _, offset in put_out(tmp_path / "out")] == list(range(40))
 
 
 def test_going_back_to_the_beginning(spark, kafka, topic, tmp_path):

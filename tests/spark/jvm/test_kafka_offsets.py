@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.spark.jvm.kafka_offsets import is_found
+from recovery.spark.jvm.kafka_offsets import found_by
 
 
 @pytest.mark.parametrize(
@@ -13,4 +13,4 @@ from recovery.spark.jvm.kafka_offsets import is_found
 )
 def test_patterns_of_java(spark, pattern, found):
     """Java searches for what Python lacks, or takes otherwise; of what Java refuses, Spark says why."""
-    assert is_found(spark, pattern, "orders") is found
+    assert found_by(spark, pattern, ["orders"]) == ({"orders"} if found else set())

@@ -12,13 +12,15 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 from pyspark.sql import types as T
 
-from recovery.base.ids import BatchId
+from recovery.base.ids import BatchId, StepId
 from recovery.errors import StateValueError
 from recovery.spark.steps.column_types import arrow_zone
 from recovery.spark.steps.definition import ROUTE
-from recovery.spark.tasks.output_values import in_known_zones, to_array, zone_of
+from recovery.spark.tasks.input_values import RowMaker
+from recovery.spark.tasks.output_values import in_known_zones, to_array, to_batch, zone_of
 from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tasks.step_task import StepTask
 from recovery.storage.initialize import init_partitions
@@ -118,6 +120,54 @@ REQUIRED = T.StructType([
     T.StructField("map", T.MapType(T.StringType(), T.LongType(), False)),
     T.StructField("struct", T.StructType([T.StructField("a", T.LongType(), False)])),
 ])  # fmt: skip
+
+
+OUTPUT = pa.schema([("key", pa.string()), ("n", LONG), ("pair", PAIR)])
+Wanted, Swapped = namedtuple("Wanted", "key n pair"), namedtuple("Swapped", "pair n key")
+
+
+def test_names_of_rows_decide():
+    """A Row and a named tuple go into the columns of their names, at any depth; plain tuples and lists, and Rows
+    without names, by place."""
+    one, key = pa.array([1]), pa.array(["a"])
+    rows = [
+        ("a", 1, (2, "x")), ["a", 1, {"b": "x", "a": 2}], Wanted("a", 1, Pair(2, "x")), Row("a", 1, (2, "x")),
+        Swapped(namedtuple("P", "b a")("x", 2), 1, "a"), Row(pair=Row(b="x", a=2), key="a", n=1),
+        *RowMaker(names := ("pair", "n", "key")).rows("s", names, [pa.array([{"b": "x", "a": 2}], PAIR), one, key], {}),
+    ]  # fmt: skip
+    # Arrow takes either tuples or dicts for the structs of a column.
+    for some in ([rows[0], *rows[2:-1]], *([each] for each in rows)):
+        found = to_batch(some, OUTPUT, StepId("s"), BERLIN).to_pylist()
+        assert found == [{"key": "a", "n": 1, "pair": {"a": 2, "b": "x"}}] * len(some)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (Row(key="a", m=1, pair=None), r"has 'm', which is none of the columns key, n, pair of its output"),
+        (namedtuple("Other", "key m pair")("a", 1, None), "has 'm', which is none of the columns"),
+        (Row(key="a", n=1), "lacks 'pair' of the columns key, n, pair"),
+        (Pair("a", 1), "has 'a', 'b', which is none of"),
+        (Row("key", "key", "n")("a", "b", 1), "has a name twice"),
+        (Wanted("a", 1, Row(a=2, c="x")), "has 'c', which is none of"),
+        (Wanted("a", 1, Row("a", "a")(1, 2)), "has a name twice"), (("a", 1), "where its output has 3 columns"),
+        (5, "gave 5 where its output has 3 columns"), ({"key": "a", "n": 1, "pair": None}, "where its output has 3"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_names_are_refused(row, said):
+    """The error lists the names of both; a row of the right length would go into wrong columns without a word."""
+    for some in ([row], [("a", 1, None), row], [Wanted("a", 1, None), row]):
+        with pytest.raises(StateValueError, match=said):
+            to_batch(some, OUTPUT, StepId("s"), BERLIN)
+
+
+def test_a_row_of_the_input_goes_by_the_names_of_its_columns():
+    """Also by names that Python does not allow as attributes, which are `_0` and so on there."""
+    [row] = RowMaker(("sum(n)", "key")).rows("s", ["sum(n)", "key"], [pa.array([1]), pa.array(["a"])], {})
+    assert (row._0, row.key) == (1, "a")
+    schema = pa.schema([("key", pa.string()), ("sum(n)", LONG)])
+    assert to_batch([row], schema, StepId("s"), BERLIN).to_pylist() == [{"key": "a", "sum(n)": 1}]
 
 
 @pytest.mark.parametrize(

@@ -218,8 +218,8 @@ ROWS = WaitingRows(keys=2, rows=3, since_ms=STARTED_MS, replays=True)
 RARE = {
     "waiting": msgspec.to_builtins(Waiting(execution=1, since_ms=STARTED_MS, what="for executors <b>")),
     "replica": {**msgspec.to_builtins(LastReplica("s3://b", 3, 1, STARTED_MS, "no route <b>", STARTED_MS)),
-                "lag_epochs": 2, "lag_s": 20.0},
-    "last_backup": msgspec.to_builtins(LastBackup(STARTED_MS, 3, "/copies<b>", chain=4)),
+                "lag_epochs": 2, "lag_s": 20.0, "ahead_s": 0.0},
+    "last_backup": {**msgspec.to_builtins(LastBackup(STARTED_MS, 3, "/copies<b>", chain=4)), "ahead_s": 3600.0},
     "replaced": msgspec.to_builtins(LastReplaced(STARTED_MS, 3, "/p", ["h1:1"], {"part-0.sqlite3": "h2:1"}, 1)),
     "origins": [Origin("fork", "s", 1, STARTED_MS, 2, "/from<b>").as_json()],
     "lag": InputLag(
@@ -259,6 +259,7 @@ def test_rare_facts(make_store, pages, monkeypatch):
     for name, rare in (("", 10), ("copies", 5), ("sources", 4), ("owners", 1), ("quarantine", 4)):
         page = client.get(f"flows/{directory.name}/{name}")
         assert page.text.count("<b>") >= rare, (name, page.text)
+        assert ("1 h ahead of this host" in page.text) is (name in ("", "copies"))
 
 
 ODD_QUERIES = (

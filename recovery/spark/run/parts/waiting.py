@@ -9,6 +9,7 @@ from recovery.base.clock import Clock
 from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import BatchId, Lease, PartitionIndex, StepId
 from recovery.base.reserved import quarantine_of
+from recovery.base.wording import age_s
 from recovery.errors import QuarantineError, RecoveryError, shown
 from recovery.operational.steps.quarantine import WaitingRows
 from recovery.planning.quarantine import QuarantineLimit
@@ -93,7 +94,7 @@ class Quarantine(Part):
     def now(self) -> tuple[Mapping[StepId, int], float | None]:
         """Return how many rows wait for each step, and for how many seconds the oldest has; None: none waits."""
         since_ms = self._since_ms
-        return self.by_step, None if since_ms is None else max(0, self._clock.wall_ms() - since_ms) / 1000
+        return self.by_step, None if since_ms is None else age_s(since_ms, self._clock.wall_ms())
 
     def _newest(self, lease: Lease, batch: BatchId) -> str:
         """Return the newest error of any key, as the end of a sentence."""

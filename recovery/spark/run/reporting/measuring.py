@@ -14,6 +14,7 @@ from typing import Any
 from recovery.backup.note import LastBackup, last_backup, last_replaced
 from recovery.base.credentials.server_certificate import CertificateFiles, RenewedCertificate
 from recovery.base.ids import BatchId, StepId
+from recovery.base.wording import age_s
 from recovery.config import RecoveryConfig
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import RecoveryError
@@ -237,7 +238,7 @@ class RunMeasures:
         return self._lag_s(last_backup(self._prepared.config.path))
 
     def _lag_s(self, backup: LastBackup | None) -> float | None:
-        return None if backup is None else max(0, self._clock.wall_ms() - backup.finished_ms) / 1000
+        return None if backup is None else age_s(backup.finished_ms, self._clock.wall_ms())
 
 
 def _certificate_end_ms(config: RecoveryConfig) -> Callable[[], int | None]:

@@ -1,0 +1,151 @@
+"""Erasing keys and documents from what the bucket of a state backend keeps: older versions of its objects.
+
+Documents of operational state, and the records of runs, are replaced and removed by the erasure of the store itself. A
+bucket with versioning keeps what they were before. No backup has any of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from recovery.backup.erased import ErasedCopy, Locked
+from recovery.base.threads import each
+from recovery.errors import RecoveryError
+from recovery.operational.backends.backend import Backend
+from recovery.operational.backends.paths import STATE_FILE, decode_path
+from recovery.operational.backends.remote import RemoteBackend
+from recovery.operational.ids import StateId
+from recovery.operational.runs import is_record
+from recovery.places.protocol import LARGEST, Lock, ObjectVersions, OlderVersion
+from recovery.planning.redaction import is_selected, redacted
+from recovery.storage.erasing import SoughtKeys
+
+READERS = 8
+
+
+class StateVersions:
+    """The older versions of objects in the bucket of a state backend; false for a backend that keeps none."""
+
+    def __init__(self, backend: Backend, wanted: SoughtKeys) -> None:
+        self._location, self._wanted = backend.location, wanted
+        self._versions: ObjectVersions | None = None
+        self._unseen = ""
+        if isinstance(backend, RemoteBackend):
+            self._versions, self._unseen = backend.objects.versions, backend.objects.unseen
+        self._known: dict[str, OlderVersion] = {}
+        self._holding: list[str] = []
+        self._unread: list[str] = []
+
+    def __bool__(self) -> bool:
+        return self._versions is not None or bool(self._unseen)
+
+    def found(self) -> list[ErasedCopy]:
+        """Return what the bucket keeps of the keys and documents, if it may keep some. Only reads."""
+        if not self:
+            return []
+        self._search()
+        locked = Locked.of(self._locks, self._holding)
+        why = _WHY_UNREAD if self._unread else locked.why
+        left, held = tuple(self._unread), tuple(self._holding)
+        return [ErasedCopy(self._location, held, left=left, why=why, until=locked.until, unseen=self._unseen)]
+
+    def erased(self) -> list[ErasedCopy]:
+        """Remove for good what the bucket keeps of the keys and documents, which are erased from its objects; return
+        what was done. What fails may still hold them."""
+        if not self:
+            return []
+        self._search()
+        held, refused = tuple(self._holding), ""
+        # What proves the erasure names nobody: the ids of documents may be names.
+        shown = tuple(f"{STATE_FILE}?{name.partition('?')[2]}" for name in held)
+        for name in held:
+            assert self._versions is not None
+            try:
+                self._versions.delete(self._known[name])
+            except RecoveryError as error:
+                refused = refused or error.found
+        self._search()
+        left = (*self._holding, *self._unread)
+        refused = self._forget_names({self._known[name].name for name in held}) or refused
+        locked = Locked.of(self._locks, left)
+        why = locked.why or refused or (_WHY_UNREAD if self._unread else "the bucket still has them")
+        why = why if left or refused else ""
+        left = left or ((self._location,) if refused else ())
+        return [ErasedCopy(self._location, shown, left=left, why=why, until=locked.until, unseen=self._unseen)]
+
+    def _search(self) -> None:
+        """Look at all older versions; what nobody can list is unseen."""
+        self._holding, self._unread = [], []
+        if self._versions is None or self._unseen:
+            return
+        try:
+            older = self._versions.entries("")
+        except RecoveryError as error:
+            # Another permission than that to list objects.
+            self._unseen = f"older versions of objects: {error.found}"
+            return
+        self._known |= {version.shown: version for version in older}
+        for version, holds in zip(older, each(self._holds, older, at_once=READERS, name="versions"), strict=True):
+            if holds is not False:
+                (self._holding if holds else self._unread).append(version.shown)
+
+    def _holds(self, older: OlderVersion) -> bool | None:
+        """Return whether a version holds something to erase; None: it cannot be read."""
+        assert self._versions is not None
+        state_id = _state_id(older.name)
+        if not older.name.endswith(f"/{STATE_FILE}"):
+            return False
+        if state_id is not None and not is_record(state_id):
+            return is_selected(state_id, self._wanted.states)
+        try:
+            found = json.loads(_content(self._versions, older))
+            return self._is_to_go(found["state_id"], found["content"])
+        except FileNotFoundError:
+            return False
+        except (RecoveryError, ValueError, TypeError, LookupError, RecursionError):
+            return None
+
+    def _is_to_go(self, state_id: StateId, content: object) -> bool:
+        names_key = is_record(state_id) and redacted(content, self._wanted.words) != content
+        return names_key or is_selected(state_id, self._wanted.states)
+
+    def _forget_names(self, names: set[str]) -> str:
+        """Remove what stands for the removal of documents, whose ids may be names of persons; return why it failed.
+        While there is a version of an object, that would bring the object back."""
+        if self._versions is None or self._unseen:
+            return ""
+        try:
+            kept = {version.name for version in self._versions.entries("")}
+            for marker in self._versions.markers(""):
+                state_id = _state_id(marker.name)
+                is_known = state_id is not None and is_selected(state_id, self._wanted.states)
+                if marker.name not in kept and (is_known or marker.name in names):
+                    self._versions.delete(marker)
+        except RecoveryError as error:
+            return error.found
+        return ""
+
+    def _locks(self, names: Iterable[str]) -> list[Lock]:
+        if self._versions is None:
+            return []
+        named = [self._known[name] for name in names if name in self._known]
+        found = (self._versions.lock(version.name, version.version) for version in named)
+        return [lock for lock in found if lock is not None]
+
+
+_WHY_UNREAD = "what these hold cannot be read"
+
+
+def _state_id(name: str) -> StateId | None:
+    return decode_path(name.removesuffix(f"/{STATE_FILE}"))
+
+
+def _content(versions: ObjectVersions, older: OlderVersion) -> bytes:
+    """Return the bytes of a version. Raises ValueError for more than any document has."""
+    content = bytearray()
+    for chunk in versions.read(older):
+        content += chunk
+        if len(content) > LARGEST:
+            raise ValueError("it is too large for a document")
+    return bytes(content)
