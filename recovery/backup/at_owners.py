@@ -225,7 +225,7 @@ def _refuse_held(owners: Sequence[Owner]) -> None:
 
 def _names(owner: Owner) -> list[str]:
     """Return the names of the files that look like partitions."""
-    return [found.name for found in owner.ask(OwnerCalls.found)]
+    return [found.name for found in owner.ask(OwnerCalls.found, {})]
 
 
 @contextlib.contextmanager

@@ -10,12 +10,10 @@ head is an object like others: never changed, kept while a manifest names it.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import threading
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
@@ -23,13 +21,12 @@ import msgspec
 
 from recovery.backup.bundle import ObjectReader
 from recovery.errors import shown
+from recovery.places.packed import packed, unpacked
 from recovery.places.protocol import UnreadableError
 
 LARGEST = 256 << 20
 """The largest manifest as JSON, in bytes. An epoch takes some 80 bytes in each partition, so of a store that was stored
 whole three million fit."""
-HIGHEST_RATIO = 64
-"""The highest ratio of JSON to compressed size: times and numbers do not shrink to a twentieth."""
 MOST_OWN = 5
 """The most changes files of a partition, and the most executions, that a manifest lists besides its head. A head of
 four partitions with long chains has 3 kB, so manifests are short and new heads rare."""
@@ -76,7 +73,7 @@ def head_name(identity: str) -> str:
 def new_head(identity: str, copies: Sequence[dict[str, Any]]) -> tuple[Head, bytes]:
     """Return the head of these copies, and its bytes."""
     parts = tuple({name: copy[name] for name in (*SAME, *LISTS)} for copy in copies)
-    content = gzip.compress(json.dumps({"parts": parts}, ensure_ascii=False).encode(), mtime=0)
+    content = packed(json.dumps({"parts": parts}, ensure_ascii=False).encode())
     return Head(head_name(identity), hashlib.sha256(content).hexdigest(), parts), content
 
 
@@ -90,22 +87,40 @@ def fits(head: Head | None, copies: Sequence[dict[str, Any]]) -> bool:
 
 
 def _is_like(copy: dict[str, Any], part: dict[str, Any]) -> bool:
-    return all(copy[name] == part[name] for name in SAME) and all(
-        len(copy[name]) - _shared(copy[name], part[name]) <= MOST_OWN for name in LISTS
-    )
+    return is_same(copy, part) and all(len(copy[name]) - _shared(copy[name], part[name]) <= MOST_OWN for name in LISTS)
 
 
 def without_head(copies: list[dict[str, Any]], head: Head | None) -> dict[str, Any]:
     """Return the fields of a manifest that say what its copies are, besides what `head`, which fits, says."""
     if head is None:
         return {"partitions": copies}
-    short = []
-    for copy, part in zip(copies, head.parts, strict=True):
-        shared = {name: _shared(copy[name], part[name]) for name in LISTS}
-        own = {name: value for name, value in copy.items() if name not in SAME}
-        own |= {name: copy[name][shared[name] :] for name in LISTS}
-        short.append({**own, "shared": list(shared.values())})
+    short = [shortened(copy, part) for copy, part in zip(copies, head.parts, strict=True)]
     return {"head": {"object": head.object, "sha256": head.sha256}, "partitions": short}
+
+
+def shortened(copy: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy without what `part`, with an equal `SAME`, says as well. "shared": how much of each list that
+    is."""
+    shared = {name: _shared(copy[name], part[name]) for name in LISTS}
+    own = {name: value for name, value in copy.items() if name not in SAME}
+    own |= {name: copy[name][shared[name] :] for name in LISTS}
+    return {**own, "shared": list(shared.values())}
+
+
+def completed(copy: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """Return the copy of which `shortened` has made this one. Raises ValueError if they do not fit."""
+    try:
+        if any(not 0 <= shared <= len(part[name]) for name, shared in zip(LISTS, copy["shared"], strict=True)):
+            raise ValueError("it shares more than there is")
+        lists = {name: part[name][:shared] + copy[name] for name, shared in zip(LISTS, copy["shared"], strict=True)}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError("it is not a shortened copy") from error
+    return {**copy, **{name: part[name] for name in SAME}, **lists}
+
+
+def is_same(copy: dict[str, Any], part: dict[str, Any]) -> bool:
+    """Return whether two copies have an equal `SAME`: then one of them can be shortened by the other."""
+    return all(copy[name] == part[name] for name in SAME)
 
 
 def with_head(text: bytes | bytearray, head: Head) -> dict[str, Any]:
@@ -113,17 +128,10 @@ def with_head(text: bytes | bytearray, head: Head) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.json.decode(text)
     try:
         copies = found["partitions"]
-        found["partitions"] = [_completed(copy, part) for copy, part in zip(copies, head.parts, strict=True)]
-    except (AttributeError, KeyError, TypeError) as error:
+        found["partitions"] = [completed(copy, part) for copy, part in zip(copies, head.parts, strict=True)]
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{head.object} does not fit it") from error
     return found
-
-
-def _completed(copy: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    if any(not 0 <= shared <= len(part[name]) for name, shared in zip(LISTS, copy["shared"], strict=True)):
-        raise ValueError("it shares more with its head than that has")
-    lists = {name: part[name][:shared] + copy[name] for name, shared in zip(LISTS, copy["shared"], strict=True)}
-    return {**copy, **{name: part[name] for name in SAME}, **lists}
 
 
 def _shared(mine: list[Any], others: list[Any]) -> int:
@@ -180,21 +188,3 @@ class Heads:
 
 class MissingHeadError(ValueError):
     """A head is missing: it was lost, or was pruned with its manifests."""
-
-
-def unpacked(chunks: Iterable[bytes], most_bytes: int) -> bytearray:
-    """Return the unpacked gzip data. Raises ValueError if the data is cut off, larger than `most_bytes`, or better
-    compressed than any manifest. Some megabytes can stand for gigabytes, so the size is checked while unpacking."""
-    found, packed_bytes, unpacker = bytearray(), 0, zlib.decompressobj(wbits=31)
-    try:
-        for chunk in chunks:
-            packed_bytes += len(chunk)
-            allowed = min(most_bytes, (1 << 20) + HIGHEST_RATIO * packed_bytes)
-            found += unpacker.decompress(chunk, allowed + 1 - len(found))
-            if len(found) > allowed:
-                raise ValueError(f"it expands to more than {allowed:,} bytes")
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-    if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("data follows its end" if unpacker.eof else "it is cut off")
-    return found

@@ -74,7 +74,7 @@ class Parts(Protocol):
 
     def found(self, *, again: bool = True) -> list[FoundFile]:
         """Return the descriptions of all partitions, to plan with; `store` means these partitions. again: look at them
-        now; else the last look may do."""
+        now; else the last look may do: while a run has the partitions, they stay where they are."""
         ...
 
     def origins(self) -> Sequence[Origin]:

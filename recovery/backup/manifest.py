@@ -15,7 +15,6 @@ A copy is an object of its own, or a chain: a whole copy, and the changes files 
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections.abc import Iterable
@@ -28,12 +27,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from recovery.backup.heads import LARGEST, Head, Heads, MissingHeadError, NamedHead, unpacked, with_head, without_head
+from recovery.backup.heads import LARGEST, Head, Heads, MissingHeadError, NamedHead, with_head, without_head
 from recovery.backup.stored import StoredChanges, StoredCopy
 from recovery.base.clock import LATEST_MS
 from recovery.base.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
 from recovery.errors import shown
 from recovery.places.frames import LARGEST_INDEX
+from recovery.places.packed import packed, unpacked
 from recovery.places.protocol import DRAFT
 from recovery.planning.chains import LONGEST
 from recovery.planning.held import is_without_gap
@@ -254,7 +254,7 @@ def encode(manifest: Manifest) -> bytes:
         "term": manifest.term,
         **without_head([encode_copy(copy) for copy in manifest.copies], manifest.head),
     }
-    return gzip.compress(json.dumps(value, ensure_ascii=False).encode(), mtime=0)
+    return packed(json.dumps(value, ensure_ascii=False).encode())
 
 
 def decode(chunks: Iterable[bytes], identity: str, heads: Heads) -> Manifest:

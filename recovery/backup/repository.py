@@ -30,7 +30,6 @@ began later, and then its objects are not in the list of prune.1, and make.2 fin
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +58,7 @@ from recovery.base.wording import moment_text
 from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
 from recovery.host.processes import describe_holder, has_ended
 from recovery.places.directory import DirectoryPlace
+from recovery.places.packed import packed
 from recovery.places.protocol import DRAFT, NO_FILE, Place, PlaceEntry
 from recovery.planning.backups import KeepRule, backups_to_keep
 from recovery.planning.following import age, lines
@@ -226,7 +226,7 @@ def begin(
             "needs": sorted(() if base is None else base.objects),
             **({} if maker is None or maker["process"] is None else {"maker": maker}),
         }
-        target.write(running_name(identity), [gzip.compress(json.dumps(note).encode(), mtime=0)])
+        target.write(running_name(identity), [packed(json.dumps(note).encode())])
         if base is None or exists(target, manifest_name(base.id)):
             return base
         target.delete(running_name(identity))

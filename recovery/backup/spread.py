@@ -13,9 +13,8 @@ import msgspec
 
 from recovery.backup.links import NoLink
 from recovery.backup.make import DirectoryParts, Parts, SpoiledChainError, Storing
-from recovery.backup.manifest import encode_copy
 from recovery.backup.repository import begin, give_up, running_name
-from recovery.backup.share import StoredShare, WantedShare, decoded
+from recovery.backup.share import StoredShare, WantedShare, decoded, encoded
 from recovery.backup.stored import StoredCopy
 from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
@@ -28,6 +27,7 @@ from recovery.errors import (
 )
 from recovery.operational.backends.owned import origins_of
 from recovery.places.opening import lasting_place
+from recovery.places.packed import packed, unpacked
 from recovery.places.protocol import Place
 from recovery.planning.held import check_fit
 from recovery.planning.resume import check_set
@@ -35,6 +35,7 @@ from recovery.planning.values import FoundFile
 from recovery.storage.origin import Origin
 from recovery.storage.store import Store
 from recovery.wire.calls import OwnerCalls
+from recovery.wire.frames import VALUE_BYTES
 from recovery.wire.messages import as_error
 from recovery.wire.run_client import Owner
 
@@ -62,12 +63,14 @@ class SpreadParts:
         self._store = store
         self._destination = destination
         self._found: list[FoundFile] = []
+        self._stored: dict[Owner, tuple[str, list[StoredCopy]]] = {}
+        """The copies that each owner stored last, and the identity with which it did: both ends have them."""
         self._apart: RecoveryError | None = None
 
     def found(self, *, again: bool = True) -> list[FoundFile]:
-        # Also if the last look would do: partitions move between owners.
-        self._found = self._store.found()
-        self._fit(self._found)
+        if again or not self._found:
+            self._found = self._store.found()
+            self._fit(self._found)
         return self._found
 
     def origins(self) -> Sequence[Origin]:
@@ -138,29 +141,39 @@ class SpreadParts:
         self, owner: Owner, indexes: Sequence[PartitionIndex], storing: Storing, store_id: str, count: int
     ) -> list[StoredCopy]:
         linking = storing.linking
-        before = [encode_copy(copy) for copy in storing.usable if copy.description.index in indexes]
-        wanted = WantedShare(
-            self._destination, linking.running, linking.identity, linking.taken_ms, linking.check, storing.incremental,
-            store_id, count, list(indexes), before, linking.since, storing.in_full,
-        )  # fmt: skip
-        answer = self._answer(owner, wanted)
+        before = [copy for copy in storing.usable if copy.description.index in indexes]
+
+        def stored(base: str) -> StoredShare:
+            wanted = WantedShare(
+                self._destination, linking.running, linking.identity, linking.taken_ms, linking.check,
+                storing.incremental, store_id, count, list(indexes), [] if base else encoded(before), linking.since,
+                storing.in_full, base,
+            )  # fmt: skip
+            return self._answer(owner, wanted)
+
+        base, last = self._stored.get(owner, ("", []))
+        answer = stored(base if last == before else "")
+        if answer.lacks_base:
+            # The process that has stored them was started again, or has stored for another run since.
+            answer = stored("")
         if answer.is_elsewhere:
             raise _elsewhere(owner, linking.target)
         if answer.spoiled is not None:
             index, why = answer.spoiled
             raise SpoiledChainError(next(c for c in storing.usable if c.description.index == index), NoLink(why))
         storing.whole_because |= answer.whole_because
-        copies = decoded(answer.copies, store_id, count)
+        copies = decoded(answer.copies, store_id, count, before)
         if [copy.description.index for copy in copies] != list(indexes):
             raise StorageError(f"the owner at {owner.location} stored other partitions than its own")
+        self._stored[owner] = linking.identity, copies
         return copies
 
     @staticmethod
     def _answer(owner: Owner, wanted: WantedShare) -> StoredShare:
         """Return what an owner answers. Raises the error with which it refuses."""
-        text = owner.ask(OwnerCalls.store_copies, msgspec.json.encode(wanted).decode())
+        said = owner.ask(OwnerCalls.store_copies, packed(msgspec.json.encode(wanted)))
         try:
-            answer = msgspec.json.decode(text, type=StoredShare)
+            answer = msgspec.json.decode(unpacked([said], VALUE_BYTES), type=StoredShare)
         except ValueError as error:
             raise StorageError(f"the owner at {owner.location} answered something else: {error}") from error
         if answer.refusal is not None:

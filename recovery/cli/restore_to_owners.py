@@ -163,7 +163,7 @@ def _planned(count: int, owners: Sequence[Owner]) -> ByOwner:
     """Return where `count` partitions would go, and those that are at owners already."""
     owner_of = allot(count, [owner.location for owner in owners])
     try:
-        found = {owner.location: [each.name for each in owner.ask(OwnerCalls.found)] for owner in owners}
+        found = {owner.location: [each.name for each in owner.ask(OwnerCalls.found, {})] for owner in owners}
     finally:
         for owner in owners:
             owner.release()

@@ -7,13 +7,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from recovery.base.clock import Clock
-from recovery.base.ids import Epoch, Lease, PartitionIndex, StepId
+from recovery.base.ids import NO_EPOCH, Epoch, Lease, PartitionIndex, StepId
 from recovery.base.printable import one_line
 from recovery.errors import (
     ConfigurationError,
@@ -37,7 +37,7 @@ from recovery.planning.measures import ClosedPartition
 from recovery.planning.owner_restore import LeftRestore
 from recovery.planning.values import Execution
 from recovery.storage.owner_reader import Looks, in_chunks
-from recovery.storage.scan import scan
+from recovery.storage.scan import describe_file, scan
 from recovery.storage.staged import StagedRestore, end_left, left
 from recovery.wire.calls import (
     BegunExecution,
@@ -59,6 +59,7 @@ PART = re.compile(r"part-[0-9]{1,9}\.sqlite3")
 """Names of files that a scan finds whatever the files hold."""
 ENDING_S = 30.0
 """How long a new run waits for the last calls of the one before it."""
+NOTHING_KNOWN: Mapping[str, Epoch] = {}
 CLOSES = {"seal": True, "fold": False}
 """Whether an epoch is being closed after a call of `PartitionCalls`; the other calls do not change that."""
 
@@ -177,10 +178,10 @@ class OwnedRuns:
             parts = ", ".join(map(str, store.indexes))
             self.log(f"execution {lease.number} of {one_line(execution.flow_id)} began: partitions {parts}")
 
-    def scan(self) -> list[DescribedFile]:
-        """Describe what is in the directory."""
+    def scan(self, known: Mapping[str, Epoch] = NOTHING_KNOWN) -> list[DescribedFile]:
+        """Describe what is in the directory. known: see `OwnerCalls.found`."""
         try:
-            found = scan(self.directory)
+            found = scan(self.directory, lambda path: describe_file(path, known.get(path.name, NO_EPOCH)))
         except NoPartitionsError:
             return []
         return [
@@ -245,9 +246,9 @@ class Connection(Looks):
         """See `OwnerCalls.serving`."""
         return self._owner.serving()
 
-    def found(self) -> list[DescribedFile]:
+    def found(self, known: dict[str, Epoch]) -> list[DescribedFile]:
         """See `OwnerCalls.found`."""
-        return self._owner.scan()
+        return self._owner.scan(known)
 
     def verify(self, names: list[str]) -> list[FullCheckResult]:
         """See `OwnerCalls.verify`."""
@@ -262,7 +263,7 @@ class Connection(Looks):
         """See `OwnerCalls.copies`."""
         return copies([self._owner.path(name) for name in names], self._owner.scratch, self._owner.log)
 
-    def store_copies(self, wanted: str) -> str:
+    def store_copies(self, wanted: bytes) -> bytes:
         """See `OwnerCalls.store_copies`."""
         return self._owner.shipping.ask(wanted)
 

@@ -13,6 +13,8 @@ import msgspec
 
 from recovery.errors import StorageError
 from recovery.host.children import end, exit_text, own_module
+from recovery.places.packed import packed, unpacked
+from recovery.wire.frames import VALUE_BYTES
 
 STOP_S = 2.0
 
@@ -27,8 +29,12 @@ class Shipping:
         self._process: subprocess.Popen[bytes] | None = None
         self._has_ended = False
 
-    def ask(self, wanted: str) -> str:
-        """Have something stored; return the answer. Raises StorageError if the process fails."""
+    def ask(self, wanted: bytes) -> bytes:
+        """Have something stored; return the answer. Both are packed. Raises StorageError if the process fails."""
+        try:
+            line = unpacked([wanted], VALUE_BYTES)
+        except ValueError as error:
+            raise StorageError(f"what is to be stored cannot be read: {error}", path=self._directory) from error
         with self._lock:
             if self._has_ended:
                 raise StorageError("the owner is being stopped", path=self._directory)
@@ -39,7 +45,7 @@ class Shipping:
                         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
                     )
                     self._say(msgspec.json.encode(self._place))
-                self._say(wanted.replace("\n", " ").encode())
+                self._say(line.replace(b"\n", b" "))
                 assert self._process.stdout is not None
                 answer = self._process.stdout.readline()
             except (OSError, ValueError) as error:
@@ -49,7 +55,7 @@ class Shipping:
                 raise StorageError(
                     f"the shipping process ended: {exit_text(self._process.poll())}", path=self._directory
                 )
-            return answer.decode()
+            return packed(answer)
 
     def end(self) -> None:
         """End the process. What the process stores then does not count."""
@@ -58,7 +64,7 @@ class Shipping:
         if process is not None:
             end(process, STOP_S)
 
-    def _say(self, line: bytes) -> None:
+    def _say(self, line: bytes | bytearray) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(line + b"\n")

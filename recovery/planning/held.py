@@ -39,6 +39,28 @@ def listed_from(description: PartitionDescription, since: Epoch) -> PartitionDes
     return shorter if is_without_gap(shorter) else description
 
 
+def unsettled_from(description: PartitionDescription) -> Epoch:
+    """Return the epoch from which on a partition has to be described again to know what it holds by now: its oldest one
+    that is only logged, else its newest. Earlier ones stay as they are until they are removed, or a key is erased."""
+    return next((each.epoch for each in description.epochs if each.is_logged), description.newest_epoch)
+
+
+def continued(before: PartitionDescription, now: PartitionDescription) -> PartitionDescription | None:
+    """Return the description `now` with the epochs that it leaves out, which an earlier description has. None if the
+    partition no longer holds what it held `before`. now: as of later, from `unsettled_from` of `before` on.
+
+    A partition adds epochs at the end and removes them at the beginning, and going back replaces the newest."""
+    if not now.unlisted:
+        return now
+    if (now.store_id, now.index, now.count) != (before.store_id, before.index, before.count):
+        return None
+    if now.erased_since(before) or before.newest is None or before.newest.cut not in {each.cut for each in now.epochs}:
+        return None
+    first, last = first_held(now.collected), now.epochs[0].epoch
+    kept = tuple(each for each in before.epochs if first <= each.epoch < last)
+    return replace(now, epochs=(*kept, *now.epochs), unlisted=0) if len(kept) == now.unlisted else None
+
+
 def unlisted_parts(description: PartitionDescription) -> tuple[TimelinePart, ...]:
     """Return the epochs that the description holds and does not list, by the execution that closed them."""
     if not description.unlisted:

@@ -108,6 +108,7 @@ class Glances:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[Path, _ReadFile] = {}
+        self._at_owners: dict[str, dict[str, PartitionDescription]] = {}
         self.done = 0
         self.count = 0
         self.moved_s = clock.elapsed_s()
@@ -125,6 +126,10 @@ class Glances:
         if known is None or known.glance is None or known.description is not partition:
             return FileReader.of(partition)
         return GlanceReader(partition.path, known.glance, known.log_bytes)
+
+    def at_owner(self, location: str) -> dict[str, PartitionDescription]:
+        """Return what the last look has read of an owner's files, by name, for the next look to change."""
+        return self._at_owners.setdefault(location, {})
 
     def _described(self, path: Path) -> PartitionDescription:
         try:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from recovery.base.ids import StepId
 from recovery.errors import StorageError
+from recovery.planning.held import continued, unsettled_from
 from recovery.planning.measures import Measure, StepSize
 from recovery.planning.resume import Cut
+from recovery.planning.values import PartitionDescription
 from recovery.storage.history import Due, KeyChange, KeyState, KeyVersion, VersionSpan
 from recovery.storage.reading import FileReader
 from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.wire.calls import ChangeRow, FileFacts, OwnerCalls, StateRow, VersionRow
+from recovery.wire.messages import as_error
 from recovery.wire.run_client import Owner
 
 CHUNK_BYTES = 1 << 20
@@ -113,6 +117,31 @@ class OwnerReader:
 
     def _some_state(self, row: StateRow | None) -> KeyState | None:
         return None if row is None else self._state(row)
+
+
+def found_at(owner: Owner, known: dict[str, PartitionDescription]) -> tuple[PartitionDescription, ...]:
+    """Return the descriptions of an owner's files, whose paths say which owner has them. known: those of an earlier
+    look, by name, which become those of this one; what the owner sends is in proportion to what changed since. Raises
+    the error of the first file that cannot be read."""
+    found: dict[str, PartitionDescription] = {}
+    for each in owner.ask(OwnerCalls.found, {name: unsettled_from(before) for name, before in known.items()}):
+        path = Path(owner.location, each.name)
+        if each.refusal is not None:
+            error = as_error(each.refusal, owner.location)
+            error.path = str(path)
+            raise error
+        assert each.description is not None
+        before, now = known.get(each.name), replace(each.description, path=path)
+        whole = now if before is None else continued(before, now)
+        if whole is None:
+            # A run has gone back, or another copy has taken its place.
+            known.clear()
+            return found_at(owner, known)
+        # The same object says that nothing has changed.
+        found[each.name] = before if before is not None and whole == before else whole
+    known.clear()
+    known.update(found)
+    return tuple(found.values())
 
 
 def in_chunks(found: Iterable[R], size_bytes: Callable[[R], int]) -> Iterator[list[R]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import apsw
 
-from recovery.base.ids import Epoch, StepId
+from recovery.base.ids import NO_EPOCH, Epoch, StepId
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import (
     ForeignPartitionError,
@@ -87,10 +87,11 @@ def names_in(directory: Path) -> set[str]:
         raise StorageError(str(error), path=directory) from error
 
 
-def describe_file(path: Path) -> PartitionDescription:
-    """Return the description of a partition. Changes nothing. Raises CorruptPartitionError, ForeignPartitionError,
-    LinkedPartitionError, UnsupportedVersionError or StorageError."""
-    description = read_partition(path, partial(describe.describe, path=path))
+def describe_file(path: Path, since: Epoch = NO_EPOCH) -> PartitionDescription:
+    """Return the description of a partition. Changes nothing. since: list only the epochs from this one on, and the
+    newest. Raises CorruptPartitionError, ForeignPartitionError, LinkedPartitionError, UnsupportedVersionError or
+    StorageError."""
+    description = read_partition(path, partial(describe.describe, path=path, since=since))
     with translated(path):
         refuse_other_names(path, path.stat())
     return description

@@ -34,8 +34,8 @@ from recovery.storage.documents import home
 from recovery.storage.glance import Glances
 from recovery.storage.lazy.names import is_lazy
 from recovery.storage.lock import DirectoryLock, check_unlocked, lock_holder
-from recovery.storage.owned import OwnedPartitions, OwnerPartitions, at_owner
-from recovery.storage.owner_reader import OwnerReader
+from recovery.storage.owned import OwnedPartitions, OwnerPartitions
+from recovery.storage.owner_reader import OwnerReader, found_at
 from recovery.storage.reading import FileReader, PartitionReader
 from recovery.storage.scan import LOOKS, scan
 from recovery.storage.seam import FencingStore, PartitionStore
@@ -45,7 +45,6 @@ from recovery.storage.standby import refuse_standby
 from recovery.storage.verify import FullCheck, PartitionCheck, Verdict
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import FullCheckResult, OwnerCalls
-from recovery.wire.messages import as_error
 from recovery.wire.move_calls import MoveCalls
 from recovery.wire.run_client import Owner
 
@@ -135,7 +134,7 @@ class Store:
     """
 
     def __init__(self, directory: Path, owners: Sequence[Owner] = (), glances: Glances | None = None) -> None:
-        """glances: what earlier looks have read of the directory, for one look after the other without owners."""
+        """glances: what earlier looks have read, for one look after the other."""
         self.directory = directory
         self.owners = tuple(owners)
         self._glances = glances
@@ -287,17 +286,9 @@ class Store:
             files = []
         return Location(str(self.directory), tuple(_described(file) for file in files))
 
-    @staticmethod
-    def _at_owner(owner: Owner) -> Location:
-        described = []
-        for found in owner.ask(OwnerCalls.found):
-            error: RecoveryError | None = None
-            if found.refusal is not None:
-                error = as_error(found.refusal, owner.location)
-                error.path = str(Path(owner.location, found.name))
-            described.append(_described(FoundFile(Path(owner.location, found.name), found.description, error)))
-        departed = tuple(owner.ask(MoveCalls.departed))
-        return Location(owner.location, tuple(at_owner(owner, each) for each in described), departed)
+    def _at_owner(self, owner: Owner) -> Location:
+        described = found_at(owner, {} if self._glances is None else self._glances.at_owner(owner.location))
+        return Location(owner.location, described, tuple(owner.ask(MoveCalls.departed)))
 
     def reader(self, partition: PartitionDescription) -> PartitionReader:
         """Return the reader of a partition that `found` returned, the same one until the next `found`."""

@@ -152,8 +152,9 @@ class OwnerCalls(Protocol):
         """Return the owner's status."""
         ...
 
-    def found(self) -> list[DescribedFile]:
-        """Describe all partitions in the owner's directory."""
+    def found(self, known: dict[str, Epoch]) -> list[DescribedFile]:
+        """Describe all partitions in the owner's directory. known: of the files of these names, list only the epochs
+        from this one on, and the newest (see `recovery.planning.held`)."""
         ...
 
     def facts(self, name: str) -> FileFacts:
@@ -237,8 +238,9 @@ class OwnerCalls(Protocol):
         """Copy files, all as of the moment at which the first piece comes, which is empty. Works during a run."""
         ...
 
-    def store_copies(self, wanted: str) -> str:
-        """Store copies at a place of backups; see `recovery.backup.share`. Works during a run."""
+    def store_copies(self, wanted: bytes) -> bytes:
+        """Store copies at a place of backups; see `recovery.backup.share`. The lines of request and answer are packed
+        by `recovery.places.packed`. Works during a run."""
         ...
 
     def hold(self, run: str, purpose: str, masked_key: str) -> None:

@@ -361,7 +361,7 @@ class TestDamage:
         try:
             assert ServedPlace(service, 0, there.name).client().ask(OwnerCalls.serving).holder == ""
             gone = ServedPlace(service, 1, "gone").client()
-            assert gone.ask(OwnerCalls.found) == []
+            assert gone.ask(OwnerCalls.found, {}) == []
             with pytest.raises(RecoveryError) as error:
                 gone.hold("one", "a run", KEY)
             assert str(error.value.path).startswith(f"127.0.0.1:{service.port}/gone/")

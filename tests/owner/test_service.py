@@ -252,7 +252,7 @@ def test_reading_a_partition_describes_no_other(make_store, monkeypatch):
         store = places.locations()
         at = store.at()
 
-        def described(directory: Path) -> None:
+        def described(directory: Path, *_: object) -> None:
             raise NoPartitionsError("described", path=directory)
 
         monkeypatch.setattr(runs, "scan", described)
@@ -478,7 +478,7 @@ sys.setswitchinterval(1e-6)
 from recovery.wire import calls
 from recovery.wire.declared import encode
 body, gate = encode([calls.DescribedFile("part-0.sqlite3")]), threading.Barrier(16)
-call = calls.ASKED.write_call(calls.OwnerCalls.found)[1]
+call = calls.ASKED.write_call(calls.OwnerCalls.found, {})[1]
 def begin():
     gate.wait()
     verb, _ = calls.ASKED.read_call(call)

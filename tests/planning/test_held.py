@@ -15,6 +15,7 @@ from recovery.planning.backups import PartitionCopy, plan_restore
 from recovery.planning.chains import continues
 from recovery.planning.held import (
     check_fit,
+    continued,
     differing,
     holds,
     is_without_gap,
@@ -22,9 +23,10 @@ from recovery.planning.held import (
     merged_spans,
     newest_shared,
     unlisted,
+    unsettled_from,
 )
 from recovery.planning.resume import BEGINNING, common_cuts, cuts_of
-from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
+from recovery.planning.values import ERASURE, ClosedEpoch, Execution, FoundFile, PartitionDescription
 
 
 class History:
@@ -93,6 +95,59 @@ def test_a_short_list_says_what_the_whole_one_does(seed):
         ]
         assert planned[0].epoch == planned[1].epoch
         before = whole
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_description_is_continued_by_what_changed(seed):
+    """Whatever happened meanwhile: the result is the whole description, or none where a partition no longer has the
+    newest epoch that was known."""
+    history = History(seed, 3)
+    before = history.partitions
+    for _ in range(60):
+        history.step()
+        if history.chance.random() < 0.5:
+            continue
+        for old, now in zip(before, history.partitions, strict=True):
+            found = continued(old, listed_from(now, unsettled_from(old)))
+            assert found in (None, now)
+            if found is None:
+                assert old.newest.cut not in cuts_of(now)
+        before = history.partitions
+
+
+@pytest.mark.parametrize("change", [{"store_id": "other"}, {"index": 7}, {"count": 7}, {"unlisted": 1}])
+def test_the_description_of_another_partition_is_not_continued(change):
+    """Nor one that lacks more than was known before."""
+    history = History(1, 1)
+    while len(history.partitions[0].epochs) < 6:
+        history.step()
+    [whole] = history.partitions
+    short = listed_from(whole, whole.newest_epoch)
+    assert continued(whole, short) == whole
+    assert continued(whole, replace(short, **change)) is None
+
+
+def test_an_erasure_describes_a_partition_again():
+    """Epochs that both descriptions have may differ."""
+    history = History(1, 1)
+    while len(history.partitions[0].epochs) < 6:
+        history.step()
+    [whole] = history.partitions
+    erased = replace(whole.executions[-1], number=99, id=f"{ERASURE}1")
+    now = replace(whole, executions=(*whole.executions, erased))
+    assert continued(whole, listed_from(now, whole.newest_epoch)) is None
+
+
+def test_what_is_only_logged_is_described_again():
+    """Folding changes its row, and those of all logged epochs after it."""
+    history = History(1, 1)
+    while len(history.partitions[0].epochs) < 6:
+        history.step()
+    [whole] = history.partitions
+    assert unsettled_from(whole) == whole.newest_epoch
+    logged = tuple(replace(each, logged_rows=1, logged_digest=2) for each in whole.epochs[-3:])
+    assert unsettled_from(replace(whole, epochs=(*whole.epochs[:-3], *logged))) == logged[0].epoch
+    assert unsettled_from(replace(whole, epochs=())) == 0
 
 
 def test_a_changed_epoch_or_one_too_few_differs():

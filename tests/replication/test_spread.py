@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from recovery.backup.lease import NAME as LEASE
 from recovery.backup.note import last_replica
 from recovery.backup.repository import list_backups
-from recovery.backup.share import StoredShare, WantedShare, store_share
+from recovery.backup.share import OwnerDirectories, Sharing, StoredShare
 from recovery.backup.spread import SpreadParts
 from recovery.base.clock import SystemClock
 from recovery.cli import main
@@ -24,11 +25,13 @@ from recovery.errors import BackupTargetError, ConfigurationError, InconsistentP
 from recovery.owner.runs import Connection
 from recovery.owner.shipping import Shipping
 from recovery.places.directory import DirectoryPlace
+from recovery.places.packed import packed, unpacked
 from recovery.replication.process import Replication
 from recovery.replication.shipper import PASSING, Shipper
 from recovery.storage.scan import describe_file
 from recovery.storage.store import OwnerAccess
 from recovery.wire.messages import as_refusal
+from recovery.wire.run_client import Owner
 from tests.backup.support import random_id, states
 from tests.shares import seeds, some
 from tests.stores import Driver, SpreadDirectory, state_at
@@ -46,17 +49,35 @@ def spread(request, make_store, monkeypatch) -> Iterator[SpreadDirectory]:
 
 
 @pytest.fixture
-def here(monkeypatch) -> None:
-    """Owners store in this process, as their processes do."""
+def here(monkeypatch) -> dict[Path, Sharing]:
+    """Owners store in this process, as their processes do, which these are."""
+    processes: dict[Path, Sharing] = {}
 
-    def store_copies(self: Connection, wanted: str) -> str:
-        asked = msgspec.json.decode(wanted, type=WantedShare)
-        target = DirectoryPlace(Path(asked.destination))
-        owner = self._owner
-        owner.scratch.mkdir(exist_ok=True)
-        return msgspec.json.encode(store_share(asked, owner.directory, target, owner.scratch)).decode()
+    def store_copies(self: Connection, wanted: bytes) -> bytes:
+        at = self._owner.directory
+        if at not in processes:
+            processes[at] = Sharing(OwnerDirectories(str(at), str(self._owner.scratch)))
+        line = bytes(unpacked([wanted], 1 << 30))
+        return packed(msgspec.json.encode(processes[at].answer(line)))
 
     monkeypatch.setattr(Connection, "store_copies", store_copies)
+    return processes
+
+
+@contextlib.contextmanager
+def asking() -> Iterator[list[tuple[str, int]]]:
+    """The calls to owners within this context: name, and bytes both ways."""
+    asked: list[tuple[str, int]] = []
+    original = Owner.ask
+
+    def ask(self: Owner, call: Callable, *arguments: object) -> object:
+        answer = original(self, call, *arguments)
+        asked.append((call.__name__, sum(len(each) for each in (*arguments, answer) if isinstance(each, bytes))))
+        return answer
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Owner, "ask", ask)
+        yield asked
 
 
 def shipper(spread: SpreadDirectory, place: Path, **options: object) -> Shipper:
@@ -79,8 +100,8 @@ class TestEpochs:
     """What is in the place."""
 
     @pytest.mark.parametrize("seed", seeds(6))
-    def test_every_epoch_of_a_random_history_is_restored(self, seed, spread, tmp_path):
-        """Runs, rewinds, shippings that are left out or begun again, and owners that are started again."""
+    def test_every_epoch_of_a_random_history_is_restored(self, seed, spread, here, tmp_path):
+        """Runs, rewinds, shippings that are left out or begun again, and processes that are started again."""
         chance = random.Random(seed)
         expected: dict[int, dict[str, str]] = {0: {}}
         batch, linked, at = 0, 0, shipper(spread, tmp_path / "dest")
@@ -96,6 +117,8 @@ class TestEpochs:
                     batch += 1
                     if chance.random() < 0.2:
                         at = shipper(spread, tmp_path / "dest")
+                    if chance.random() < 0.2:
+                        here.clear()
                     if chance.random() < 0.8:
                         linked += at.ship().made.linked
         done = at.ship()
@@ -105,6 +128,57 @@ class TestEpochs:
             room = tmp_path / f"epoch-{epoch}"
             call("restore", tmp_path / "dest", room, "--epoch", epoch)
             assert {key: value for (_, key), (value, _) in state_at(room, epoch).items()} == state
+
+    def test_a_shipping_asks_each_owner_once_and_only_for_what_changed(self, spread, tmp_path):
+        """Neither the held epochs nor the length of the chain make the messages longer."""
+        at, sizes, lengths = shipper(spread, tmp_path / "dest"), [], []
+        with Driver(spread) as run:
+            # So large that no chain outgrows it.
+            run.apply(0, {f"{n}": f"{random.Random(n).getrandbits(400):x}" for n in range(4000)})
+            run.close(0, floor=0, notes_made=True)
+            at.ship()
+            for _ in range(3):
+                for _ in range(20):
+                    step(run, run.epoch, random.Random(run.epoch))
+                for _ in range(3):
+                    step(run, run.epoch, random.Random(run.epoch))
+                    at.ship()
+                step(run, run.epoch, random.Random(run.epoch))
+                with asking() as asked:
+                    made = at.ship().made
+                assert [name for name, _ in asked] == ["store_copies"] * len(spread.services)
+                assert made.linked == 4
+                sizes.append(sum(size for _, size in asked))
+                lengths.append(len(made.manifest.copies[0].changes))
+        assert lengths == [2, 4, 2]
+        assert max(sizes) < 500 * len(spread.services) + 500 * 3, sizes
+        assert max(sizes) - min(sizes) < 50, sizes
+
+    def test_an_owner_that_no_longer_knows_what_it_stored(self, spread, here, tmp_path):
+        """Its process was started again: it is asked once more, with the copies before, and stores what changed."""
+        at = shipper(spread, tmp_path / "dest")
+        with Driver(spread) as run:
+            step(run, 0, random.Random(1))
+            at.ship()
+            step(run, 1, random.Random(2))
+            del here[spread.places[1]]
+            with asking() as asked:
+                assert at.ship().made.linked == 4
+        assert len(asked) == len(spread.services) + 1
+        call("restore", tmp_path / "dest", tmp_path / "new")
+
+    def test_a_partition_that_another_owner_has_by_now(self, spread, tmp_path):
+        """As after a move: the attempt fails, and the next one asks who has it."""
+        at = shipper(spread, tmp_path / "dest")
+        with Driver(spread) as run:
+            step(run, 0, random.Random(1))
+            at.ship()
+            step(run, 1, random.Random(2))
+        for path in spread.places[1].glob("part-3.sqlite3*"):
+            path.rename(spread.places[2] / path.name)
+        with pytest.raises(PASSING, match="no such file"):
+            at.ship()
+        assert at.ship().newest.epoch == 2
 
     def test_what_did_not_change_is_not_stored_again(self, spread, tmp_path):
         with Driver(spread) as run:
@@ -124,7 +198,7 @@ class TestEpochs:
         at.ship()
         original, batches = Connection.store_copies, iter(range(1, 9))
 
-        def store_copies(self: Connection, wanted: str) -> str:
+        def store_copies(self: Connection, wanted: bytes) -> bytes:
             step(run, next(batches), random.Random(2))
             return original(self, wanted)
 
@@ -145,10 +219,10 @@ class TestEpochs:
         at = shipper(spread, tmp_path / "dest")
         original, batches = Connection.found, itertools.count(1)
 
-        def found(self: Connection) -> object:
+        def found(self: Connection, known: dict[str, int]) -> object:
             run.apply(batch := next(batches), {"k": f"{batch}"})
             run.close(batch, floor=run.epoch - 1, notes_made=True)
-            return original(self)
+            return original(self, known)
 
         with monkeypatch.context() as closing:
             closing.setattr(Connection, "found", found)
@@ -167,7 +241,7 @@ class TestEpochs:
         at = shipper(spread, tmp_path / "dest")
         original, batches = Connection.store_copies, iter(range(1, 99))
 
-        def store_copies(self: Connection, wanted: str) -> str:
+        def store_copies(self: Connection, wanted: bytes) -> bytes:
             for batch in itertools.islice(batches, 2):
                 run.apply(batch, {"k": f"{batch}"})
                 run.close(batch, floor=run.epoch - 1, notes_made=True)
@@ -226,7 +300,7 @@ class TestEpochs:
         with Driver(spread) as run:
             step(run, 0, random.Random(1))
         failed = StoredShare(refusal=as_refusal(StorageError("no room", path=path)))
-        monkeypatch.setattr(Connection, "store_copies", lambda self, _: msgspec.json.encode(failed).decode())
+        monkeypatch.setattr(Connection, "store_copies", lambda self, _: packed(msgspec.json.encode(failed)))
         with pytest.raises(StorageError) as error:
             shipper(spread, tmp_path / "dest").ship()
         starts = [shown.format(owner=each.at) for each in spread.services]
@@ -236,9 +310,14 @@ class TestEpochs:
         """Nothing counts that is not exactly what was asked for."""
         with Driver(spread) as run:
             step(run, 0, random.Random(1))
-        answers = {"x": "something else", "{}": "other partitions", '{"copies": [{}]}': "cannot be read"}
+        answers = {
+            "unpacked": "something else", "x": "something else", "{}": "other partitions",
+            '{"copies": [{}]}': "cannot be read",
+            '{"copies": [{"index": 9, "shared": []}]}': "cannot be read", '{"lacks_base": true}': "other partitions",
+        }  # fmt: skip
         for text, words in answers.items():
-            monkeypatch.setattr(Connection, "store_copies", lambda self, wanted, text=text: text)
+            answer = text.encode() if text == "unpacked" else packed(text.encode())
+            monkeypatch.setattr(Connection, "store_copies", lambda self, wanted, answer=answer: answer)
             with pytest.raises(StorageError, match=words):
                 shipper(spread, tmp_path / "dest").ship()
 
@@ -263,11 +342,11 @@ def test_a_service_that_stops_while_an_owner_is_asked(tmp_path):
     shipping._process = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     shipping._process.stdin.close()
     with pytest.raises(StorageError, match="cannot be reached"):
-        shipping.ask("{}")
+        shipping.ask(packed(b"{}"))
     shipping.end()
     assert shipping._process.poll() is not None
     with pytest.raises(StorageError, match="is being stopped"):
-        shipping.ask("{}")
+        shipping.ask(packed(b"{}"))
 
 
 class TestProcesses:
@@ -284,6 +363,11 @@ class TestProcesses:
                 made.wait(lambda: False)
                 newest = list_backups(DirectoryPlace(tmp_path / "dest")).newest
                 assert newest.epoch == made.state.shipped.epoch == batch + 1
+                if batch == 1:
+                    # The next process of this owner knows nothing of what was stored.
+                    process = spread.services[0].runs.shipping._process
+                    process.kill()
+                    process.wait()
             made.end()
         assert json.loads((tmp_path / "dest" / LEASE).read_text())["lease"]["ended"] == 3
         assert last_replica(spread.places[0]).epoch == 3
@@ -299,7 +383,7 @@ class TestProcesses:
             (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / "owners")
         for each in spread.services:
-            each.runs.shipping.ask("{}")
+            each.runs.shipping.ask(packed(b"{}"))
         monkeypatch.chdir(tmp_path / "run")
         made = replication(spread, "/proc/self/cwd/dest")
         with pytest.raises(BackupTargetError, match="for the owner at 127") as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ from recovery.storage.reading import FileReader
 from recovery.storage.scan import scan
 from recovery.storage.seam import KeyToErase
 from recovery.storage.store import Store
-from tests.stores import STEP, Driver
+from recovery.wire.run_client import Owner
+from tests.stores import STEP, Driver, SpreadDirectory
 from tests.waiting import wait_until
 
 STEPS = (STEP, "sessions")
@@ -191,3 +193,69 @@ def test_a_partition_that_is_too_old_counts_once(tmp_path):
     glances = Glances(SystemClock())
     assert len(too_old(each.description for each in glances.scan(directory))) == 1
     assert (glances.done, glances.count) == (2, 2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_look_at_owners_says_what_is_there(make_store, seed):
+    """After any history, what looks remember makes no difference to what is found. Replay with this seed."""
+    dice, glances = random.Random(seed), Glances(SystemClock())
+    spread = SpreadDirectory(make_store(3), ((2,), (0,), (1,)))
+    afresh = spread.locations()
+
+    def check() -> None:
+        assert Store(spread.places[0], afresh.owners, glances).found() == afresh.found()
+
+    try:
+        check()
+        epoch, batch, floor = 1, 0, 0
+        for _ in range(4):
+            resume = dice.randint(max(floor, 1) + 1, epoch) if epoch > floor + 2 and dice.random() < 0.5 else None
+            with Driver(spread, resume_epoch=resume, keeps_log=True) as run:
+                check()
+                for _ in range(dice.randint(1, 6)):
+                    batch += 1
+                    run.apply(batch, {f"k{dice.randrange(6)}": None if dice.random() < 0.4 else "x" for _ in range(3)})
+                    floor = min(dice.randint(floor, max(floor, run.epoch - 2)), run.epoch - 1)
+                    is_logged = dice.random() < 0.7
+                    run.close(batch, floor=0 if is_logged else floor, logged=is_logged)
+                    if dice.random() < 0.7:
+                        check()
+                run.fold(floor)
+                check()
+                epoch = run.epoch
+        moved = spread.places[1] / "part-0.sqlite3"
+        moved.rename(spread.places[2] / moved.name)
+        check()
+    finally:
+        afresh.release()
+        spread.close()
+
+
+def test_an_owner_sends_what_changed_since_the_look_before(make_store, monkeypatch):
+    """However many epochs its partitions hold. A partition that did not change has the same description."""
+    sent: list[int] = []
+    original = Owner.ask
+
+    def ask(self: Owner, call: Callable, *arguments: object) -> object:
+        answer = original(self, call, *arguments)
+        if call.__name__ == "found":
+            sent.append(sum(len(each.description.epochs) for each in answer))
+        return answer
+
+    spread, glances = SpreadDirectory(make_store(2), ((), (0,), (1,))), Glances(SystemClock())
+    looks = spread.locations()
+    with Driver(spread) as run:
+        for batch in range(20):
+            run.close(batch)
+        monkeypatch.setattr(Owner, "ask", ask)
+        first = Store(spread.places[0], looks.owners, glances).found()
+        same = Store(spread.places[0], looks.owners, glances).found()
+        assert [each.description for each in same] == [each.description for each in first]
+        assert all(one.description is two.description for one, two in zip(first, same, strict=True))
+        run.close(20)
+        then = Store(spread.places[0], looks.owners, glances).found()
+        monkeypatch.undo()
+    assert [len(each.description.epochs) for each in then] == [21, 21]
+    assert sent == [20, 20, 1, 1, 2, 2]
+    looks.release()
+    spread.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import astuple, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import apsw
 
 from recovery.base.ids import NO_EPOCH, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.errors import CorruptPartitionError, LeaseLostError
-from recovery.planning.held import first_held, is_without_gap
+from recovery.planning.held import continued, is_without_gap, unsettled_from
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.seam import CloseRequest
 from recovery.storage.sqlite.columns import checked_rows, columns_of
@@ -91,30 +91,10 @@ def describe(connection: apsw.Connection, path: Path, since: Epoch = NO_EPOCH) -
 
 
 def describe_again(connection: apsw.Connection, path: Path, before: PartitionDescription) -> PartitionDescription:
-    """Return what `describe` does. before: an earlier description of the file. Its epochs are not read and checked
-    again, but for the newest, as long as that is still there as it was: a partition adds epochs at the end and removes
-    them at the beginning, and going back replaces the newest. Only erasing a key changes others."""
-    newest = before.newest
-    if newest is None:
-        return describe(connection, path)
+    """Return what `describe` does. before: an earlier description of the file, whose settled epochs are not read and
+    checked again."""
     with translated(path), snapshot(connection):
-        found = describe(connection, path, newest.epoch)
-        logged = {epoch for epoch, *_ in checked_rows("logged", _logged_rows(connection))}
-    first = first_held(found.collected)
-    kept = [_folded(each, logged) for each in before.epochs[:-1] if each.epoch >= first]
-    is_same = (found.store_id, found.index, found.count) == (before.store_id, before.index, before.count)
-    is_same = is_same and not found.erased_since(before)
-    again = found.epochs[0] if found.epochs else None
-    if not is_same or again is None or _folded(again) != _folded(newest) or len(kept) != found.unlisted:
-        return describe(connection, path) if found.unlisted else found
-    return replace(found, epochs=(*kept, *found.epochs), unlisted=0)
-
-
-def _folded(closed: ClosedEpoch, logged: Collection[int] = ()) -> ClosedEpoch:
-    """Return an epoch as it is once its changes are folded; unchanged if it is among those that are logged."""
-    if not closed.is_logged or closed.epoch in logged:
-        return closed
-    return replace(closed, logged_rows=None, logged_digest=None)
+        return continued(before, describe(connection, path, unsettled_from(before))) or describe(connection, path)
 
 
 def content_digest(connection: apsw.Connection, path: Path, description: PartitionDescription) -> int:
