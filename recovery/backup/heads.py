@@ -14,22 +14,20 @@ import gzip
 import hashlib
 import json
 import threading
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from recovery.backup.bundle import ObjectReader
+from recovery.base.untrusted_json import unpacked
 from recovery.errors import shown
 from recovery.places.protocol import UnreadableError
 
 LARGEST = 256 << 20
 """The largest manifest as JSON, in bytes. An epoch takes some 80 bytes in each partition, so of a store that was stored
 whole three million fit."""
-HIGHEST_RATIO = 64
-"""The highest ratio of JSON to compressed size: times and numbers do not shrink to a twentieth."""
 MOST_OWN = 5
 """The most changes files of a partition, and the most executions, that a manifest lists besides its head. A head of
 four partitions with long chains has 3 kB, so manifests are short and new heads rare."""
@@ -180,21 +178,3 @@ class Heads:
 
 class MissingHeadError(ValueError):
     """A head is missing: it was lost, or was pruned with its manifests."""
-
-
-def unpacked(chunks: Iterable[bytes], most_bytes: int) -> bytearray:
-    """Return the unpacked gzip data. Raises ValueError if the data is cut off, larger than `most_bytes`, or better
-    compressed than any manifest. Some megabytes can stand for gigabytes, so the size is checked while unpacking."""
-    found, packed_bytes, unpacker = bytearray(), 0, zlib.decompressobj(wbits=31)
-    try:
-        for chunk in chunks:
-            packed_bytes += len(chunk)
-            allowed = min(most_bytes, (1 << 20) + HIGHEST_RATIO * packed_bytes)
-            found += unpacker.decompress(chunk, allowed + 1 - len(found))
-            if len(found) > allowed:
-                raise ValueError(f"it expands to more than {allowed:,} bytes")
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-    if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("data follows its end" if unpacker.eof else "it is cut off")
-    return found

@@ -28,10 +28,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from recovery.backup.heads import LARGEST, Head, Heads, MissingHeadError, NamedHead, unpacked, with_head, without_head
+from recovery.backup.heads import LARGEST, Head, Heads, MissingHeadError, NamedHead, with_head, without_head
 from recovery.backup.stored import StoredChanges, StoredCopy
 from recovery.base.clock import LATEST_MS
 from recovery.base.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
+from recovery.base.untrusted_json import unpacked
 from recovery.errors import shown
 from recovery.places.frames import LARGEST_INDEX
 from recovery.places.protocol import DRAFT
