@@ -45,13 +45,15 @@ DELTA_SETTINGS = {
 SETTINGS = DELTA_SETTINGS if DELTA else {}
 
 
-def iceberg_catalog(name: str, directory: Path) -> dict[str, str]:
-    """The settings of a catalog in a SQLite file, which `tests.flows.tables.properties` describes to pyiceberg."""
+def iceberg_catalog(name: str, directory: Path, kind: str = "jdbc") -> dict[str, str]:
+    """The settings of a catalog whose tables are in `warehouse`. kind: "jdbc" for a catalog in a SQLite file, which
+    `tests.flows.tables.properties` describes to pyiceberg; "hadoop" for one that is the directory itself."""
     settings = {
         "": "org.apache.iceberg.spark.SparkCatalog",
-        ".type": "jdbc",
-        ".uri": f"jdbc:sqlite:{directory}/catalog.db",
+        ".type": kind,
         ".warehouse": f"file://{directory}/warehouse",
         ".cache-enabled": "false",
     }
+    if kind == "jdbc":
+        settings[".uri"] = f"jdbc:sqlite:{directory}/catalog.db"
     return {f"spark.sql.catalog.{name}{key}": value for key, value in settings.items()}

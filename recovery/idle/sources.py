@@ -22,7 +22,7 @@ from recovery.base.wording import counted
 from recovery.checkpoint.offsets import NOTHING_READ, read_log
 from recovery.checkpoint.reached import LOCAL, LoggedFile
 from recovery.checkpoint.source_places import FILE_FORMATS, recorded_places
-from recovery.idle import kafka
+from recovery.idle import iceberg, kafka
 from recovery.idle.delta import SCHEMA_LOGS, new_version
 from recovery.idle.note import NotedSource
 
@@ -35,8 +35,15 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _OPTIONS: Mapping[str, Collection[str]] = {
     "appended": ("path", "lastline", "encodingerrors", "onrewrite", "onmissing", "sharedfiles"),
     "kafka": kafka.KEPT,
+    iceberg.DIRECTORY: iceberg.KEPT,
 }
-"""Options that a note keeps of each format, in lower case; of files, the path. Others may be secrets."""
+"""Options that a note keeps of each format, in lower case; of others, the path. The rest may be secrets."""
+_WHY_NOT: Mapping[str, Callable[[Mapping[str, str]], str | None]] = {
+    "kafka": kafka.why_not_asked,
+    iceberg.DIRECTORY: iceberg.why_not_asked,
+}
+"""Formats some of whose options only Spark understands."""
+_TABLES = ("delta", iceberg.DIRECTORY)
 _REFUSED = ("cleansource", *SCHEMA_LOGS)
 """Options by which a start does something even without input."""
 
@@ -51,16 +58,17 @@ class Positions(NamedTuple):
 
 
 def noted_source(kind: str, options: Mapping[str, str], *, plain_is_local: bool) -> NotedSource | str:
-    """Return what a note keeps of a source, or why only Spark can ask the source. options: names in lower case.
+    """Return what a note keeps of a source, or why only Spark can ask the source. kind: the format; `iceberg.DIRECTORY`
+    for an Iceberg table that is a directory, whose path is among the options. options: names in lower case.
     plain_is_local: whether Spark takes a path without a scheme as one of this host."""
     name = kind.lower()
     if name == TICKS:
         return NotedSource(name)
-    why = kafka.why_not_asked(options) if name == "kafka" else None
+    why = _WHY_NOT[name](options) if name in _WHY_NOT else None
     if why is not None:
         return why
-    # The position of a file source says where its files are; that of a Delta table does not.
-    is_elsewhere = name == "delta" and not plain_is_local
+    # The position of a file source says where its files are; that of a table does not.
+    is_elsewhere = name in _TABLES and not plain_is_local
     if is_elsewhere or name not in (*_READERS, "kafka") or any(option in options for option in _REFUSED):
         return f"only Spark knows whether the source {kind} has new input"
     kept = _OPTIONS.get(name, ("path",))
@@ -111,15 +119,17 @@ def _new_lines(source: NotedSource, offset: str, _: Collection[LoggedFile]) -> s
     return None if planner.latest(position, None) == position else f"new lines in {source.options.get('path')}"
 
 
-def _new_versions(source: NotedSource, offset: str, _: Collection[LoggedFile]) -> str | None:
+def _new_commits(source: NotedSource, offset: str, _: Collection[LoggedFile]) -> str | None:
     path = _local(source)
-    return f"only Spark can look at {source.options.get('path')}" if path is None else new_version(path, offset)
+    if path is None:
+        return f"only Spark can look at {source.options.get('path')}"
+    return new_version(path, offset) if source.format == "delta" else iceberg.new_snapshot(path, offset, source.options)
 
 
 _READERS: Mapping[str, Callable[[NotedSource, str, Collection[LoggedFile]], str | None]] = {
     **dict.fromkeys(FILE_FORMATS, _new_files),
     "appended": _new_lines,
-    "delta": _new_versions,
+    **dict.fromkeys(_TABLES, _new_commits),
 }
 
 

@@ -50,6 +50,6 @@ def make_delta_from_delta(path, table):
     )
 
 
-def read_iceberg(table):
-    """A micro-batch reads all snapshots that there are."""
-    return Flow("totals", lambda spark: spark.readStream.format("iceberg").load(table).transform(STEP))
+def read_iceberg(table, how="load"):
+    """A micro-batch reads all snapshots that there are. how: "load", or "table" for the name of a table."""
+    return Flow("totals", lambda spark: getattr(spark.readStream.format("iceberg"), how)(table).transform(STEP))

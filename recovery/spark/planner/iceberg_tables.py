@@ -40,6 +40,8 @@ from recovery.spark.jvm.lost_input import (
 )
 
 _PACKAGE = "org.apache.iceberg."
+_BY_NAMES = (f"{_PACKAGE}hadoop.HadoopTableOperations", f"{_PACKAGE}hadoop.HadoopFileIO")
+"""The classes that find a table's newest metadata by the names of files, and read files as they are."""
 _FROM = "stream-from-timestamp"
 """The option of the source that says from when to read."""
 _LOOKS = (Moment.START, Moment.GOING_BACK)
@@ -50,13 +52,14 @@ _log = logging.getLogger("recovery")
 class IcebergTable:
     """A table as its source in a plan has it. handle: Iceberg's own, in the JVM. since: from when the flow wants to
     read, if it says so. lost_between: the snapshot that was read last, and the one with which the flow is to go on, if
-    it says so."""
+    it says so. directory: where the table is, if the names of the files there say which metadata are the newest."""
 
     name: str
     handle: Any
     since: str | None
     lost_between: tuple[int, int] | None
     spark: SparkSession
+    directory: str | None = None
 
     def oldest(self) -> Any:
         """Return the oldest snapshot that leads to the current one."""
@@ -133,7 +136,10 @@ def iceberg_table(spark: SparkSession, node: Any) -> IcebergTable | None:
         name = str(handle.name())
     except Py4JError as error:
         raise _unknown_connector(node.table().name(), f"its class {node.table().getClass().getName()}") from error
-    return IcebergTable(name, handle, options.get(_FROM), _lost_between(options.get(LOST_BETWEEN)), spark)
+    return IcebergTable(
+        name, handle, options.get(_FROM), _lost_between(options.get(LOST_BETWEEN)), spark,
+        _directory(node.table(), handle),
+    )  # fmt: skip
 
 
 def _is_iceberg(table: Any) -> bool:
@@ -144,6 +150,19 @@ def _is_iceberg(table: Any) -> bool:
             return True
         each = each.getSuperclass()
     return False
+
+
+def _directory(table: Any, handle: Any) -> str | None:
+    """Return where a table is, if its main branch is read, and the names of files there say which metadata are the
+    newest; None: otherwise, or if that is not known."""
+    try:
+        operations = handle.operations()
+        classes = tuple(each.getClass().getName() for each in (operations, operations.io()))
+        if classes != _BY_NAMES or table.branch() is not None:
+            return None
+        return str(operations.metadataFileLocation("any")).removesuffix("/metadata/any")
+    except Py4JError:
+        return None
 
 
 def _lost_between(option: str | None) -> tuple[int, int] | None:

@@ -71,6 +71,7 @@ class RecoveryQuery:
             left = 0.2 if deadline is None else min(0.2, max(0.0, deadline - clock.elapsed_s()))
             try:
                 if self._status.query.awaitTermination(max(left, 0.001)):
+                    self._status.ran_out = not self._status.parked.is_set()
                     break
             except (StreamingQueryException, *JVM_GONE) as error:
                 self._status.note_fatal()

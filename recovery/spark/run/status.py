@@ -34,6 +34,8 @@ class RunStatus:
         self.released = threading.Event()
         self.over = threading.Event()
         """Set when the run has ended, or has to: the idle timer ends, and whoever waits for the run ends it."""
+        self.ran_out = False
+        """Whether Spark itself has ended the query: no source had more to read."""
         self.finished = False
         """Whether the last epoch was closed, or could not be."""
         self.error: BaseException | None = None

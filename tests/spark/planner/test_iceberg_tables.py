@@ -146,7 +146,7 @@ def test_a_position_of_a_newer_connector(begin, tmp_path):
         IcebergInput(tables, SourcePlaces((0,), (False,), (None,)), LocalHome(tmp_path)).check(BatchId(0))
 
 
-def node_of(*classes: str, options=(), handle=None):
+def node_of(*classes: str, options=(), handle=None, branch=None):
     """A node of a plan that reads a table as a stream. classes: of the table, and those that it is derived from."""
 
     def table():
@@ -157,12 +157,30 @@ def node_of(*classes: str, options=(), handle=None):
     above = None
     for name in reversed(classes):
         above = SimpleNamespace(getName=lambda name=name: name, getSuperclass=lambda above=above: above)
-    found = SimpleNamespace(getClass=lambda: above, table=table, name=lambda: "lake.db.a")
+    found = SimpleNamespace(getClass=lambda: above, table=table, name=lambda: "lake.db.a", branch=lambda: branch)
     extra = SimpleNamespace(get=dict(options).get)
     return SimpleNamespace(nodeName=lambda: "StreamingRelationV2", table=lambda: found, extraOptions=lambda: extra)
 
 
-HANDLE = SimpleNamespace(name=lambda: "lake.db.a", currentSnapshot=lambda: None)
+HADOOP = "org.apache.iceberg.hadoop.Hadoop"
+
+
+def handle_of(operations: str | None, reads: str = f"{HADOOP}FileIO") -> SimpleNamespace:
+    """A table of this kind, as its class says; None: of a kind that has no operations. reads: how files are read."""
+
+    def found():
+        if operations is None:
+            raise Py4JError("Method operations([]) does not exist")
+        of_class = {name: SimpleNamespace(getName=lambda name=name: name) for name in (operations, reads)}
+        return SimpleNamespace(
+            getClass=lambda: of_class[operations], io=lambda: SimpleNamespace(getClass=lambda: of_class[reads]),
+            metadataFileLocation=lambda name: f"file:/lake/db/a/metadata/{name}",
+        )  # fmt: skip
+
+    return SimpleNamespace(name=lambda: "lake.db.a", currentSnapshot=lambda: None, operations=found)
+
+
+HANDLE = handle_of(None)
 OBJECT, OF_SPARK = "java.lang.Object", "org.apache.iceberg.spark.source.SparkTable"
 
 
@@ -174,6 +192,18 @@ def test_tables_that_are_icebergs(name):
         table = iceberg_table(SPARK, node_of(*classes, options=options, handle=HANDLE))
         assert (table.name, table.since, table.lost_between) == ("lake.db.a", "5", (7, 8))
     assert iceberg_table(SPARK, node_of("org.apache.spark.sql.kafka010.KafkaTable", OBJECT)) is None
+
+
+@pytest.mark.parametrize(
+    ("handle", "branch", "directory"),
+    [(handle_of(f"{HADOOP}TableOperations"), None, "file:/lake/db/a"),
+     (handle_of(f"{HADOOP}TableOperations"), "main", None),
+     (handle_of(f"{HADOOP}TableOperations", "org.apache.iceberg.aws.s3.S3FileIO"), None, None),
+     (handle_of("org.apache.iceberg.jdbc.JdbcTableOperations"), None, None), (HANDLE, None, None)],
+)  # fmt: skip
+def test_tables_that_are_directories(handle, branch, directory):
+    """Only where Iceberg itself finds the newest metadata by the names of files, and reads the main branch."""
+    assert iceberg_table(SPARK, node_of(OF_SPARK, handle=handle, branch=branch)).directory == directory
 
 
 def test_a_table_of_a_newer_connector():
