@@ -20,7 +20,6 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from recovery.backup.bundle import ObjectReader
-from recovery.base.untrusted_json import unpacked
 from recovery.errors import shown
 from recovery.places.packed import packed, unpacked
 from recovery.places.protocol import UnreadableError

@@ -31,7 +31,6 @@ from recovery.backup.heads import LARGEST, Head, Heads, MissingHeadError, NamedH
 from recovery.backup.stored import StoredChanges, StoredCopy
 from recovery.base.clock import LATEST_MS
 from recovery.base.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
-from recovery.base.untrusted_json import unpacked
 from recovery.errors import shown
 from recovery.places.frames import LARGEST_INDEX
 from recovery.places.packed import packed, unpacked

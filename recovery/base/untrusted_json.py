@@ -6,8 +6,7 @@ error, and nothing else.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any, TypeGuard, TypeVar, overload
 
 import msgspec
@@ -19,8 +18,6 @@ MOST = (1 << 53) - 1
 FIRST_MOMENT_MS = -62_000_000_000_000
 LAST_MOMENT_MS = 253_000_000_000_000
 """The last millisecond since 1970 that is a date in every time zone; with the first, years 5 to 9987."""
-HIGHEST_RATIO = 64
-"""The highest ratio of JSON to compressed size: times and numbers do not shrink to a twentieth."""
 
 Number = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
@@ -56,21 +53,3 @@ def decode_json(text: str | bytes, refuse: Refusal, type: Any = Any) -> Any:
     except ValueError as error:
         # It is msgspec's own error, or one of text that cannot be encoded.
         raise refuse(f"it is not the JSON that recovery wrote: {error}") from error
-
-
-def unpacked(chunks: Iterable[bytes], most_bytes: int) -> bytearray:
-    """Return JSON that gzip has packed. Raises ValueError if the data is cut off, larger than `most_bytes`, or packed
-    more densely than JSON can be. Some megabytes can stand for gigabytes, so the size is checked while unpacking."""
-    found, packed_bytes, unpacker = bytearray(), 0, zlib.decompressobj(wbits=31)
-    try:
-        for chunk in chunks:
-            packed_bytes += len(chunk)
-            allowed = min(most_bytes, (1 << 20) + HIGHEST_RATIO * packed_bytes)
-            found += unpacker.decompress(chunk, allowed + 1 - len(found))
-            if len(found) > allowed:
-                raise ValueError(f"it expands to more than {allowed:,} bytes")
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-    if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("data follows its end" if unpacker.eof else "it is cut off")
-    return found

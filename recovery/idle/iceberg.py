@@ -17,10 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from recovery.base.untrusted_json import decode_json, unpacked
+from recovery.base.untrusted_json import decode_json
 from recovery.base.untrusted_paths import read_received
 from recovery.checkpoint.snapshots import table_offset
 from recovery.errors import StorageError
+from recovery.places.packed import unpacked
 
 DIRECTORY = "iceberg table"
 """What a note calls the source: no format of Spark has this name."""
