@@ -57,9 +57,16 @@ def has_room() -> bool:
     return found is not None and int(found[1]) << 10 >= ROOM_BYTES
 
 
+OWN: Path | None = None
+"""Where this session, its workers and what they start have their temporary files. The workers find it by TMPDIR."""
 # Tests sync thousands of small files, which takes long on a disk that others use too. TMPDIR decides otherwise.
 if "TMPDIR" not in os.environ and has_room():
-    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+    OWN = Path(tempfile.mkdtemp(prefix="recovery-tests-", dir=MEMORY))
+    # Servers of tests run as other users.
+    OWN.chmod(0o1777)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(OWN)
+    # Directories of tests that failed stay, and pytest removes those of older sessions.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,6 +82,12 @@ def pytest_collection_finish() -> None:
     """What was collected stays until the end: the garbage collector need not look at it again and again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Remove what processes have left that tests killed."""
+    if OWN is not None:
+        shutil.rmtree(OWN, ignore_errors=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

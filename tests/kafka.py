@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import shutil
@@ -73,13 +74,18 @@ class Kafka:
 
     def create(self, topic: str, partitions: int = 2, **settings: str) -> str:
         """Make a topic; returns its name. settings: of the topic, with underscores for dots."""
+        [made] = self.create_all([topic], partitions, **settings)
+        return made
+
+    def create_all(self, topics: list[str], partitions: int = 2, **settings: str) -> list[str]:
+        """Make topics by one request; returns their names. settings: of each topic, with underscores for dots."""
         from kafka.admin import NewTopic
 
         configs = {name.replace("_", "."): value for name, value in settings.items()}
-        self.admin.create_topics([NewTopic(topic, partitions, -1, topic_configs=configs)])
-        self.topics.add(topic)
-        self._await(lambda: len(self.partitions(topic)) == partitions)
-        return topic
+        self.admin.create_topics([NewTopic(each, partitions, -1, topic_configs=configs) for each in topics])
+        self.topics.update(topics)
+        self._await(lambda: all(len(self.partitions(each)) == partitions for each in topics))
+        return topics
 
     def restart(self, node: int = 1) -> None:
         """Kill a node, and start it again with its data; returns when the brokers answer."""
@@ -165,7 +171,9 @@ class Kafka:
     def _consumer(self, **options: Any) -> Iterator[Any]:
         from kafka import KafkaConsumer
 
-        consumer = KafkaConsumer(bootstrap_servers=self.servers, enable_auto_commit=False, **options)
+        # A transaction ends with a mark that is no record: the broker waits so long for one behind it.
+        settings = {"enable_auto_commit": False, "fetch_max_wait_ms": 20, **options}
+        consumer = KafkaConsumer(bootstrap_servers=self.servers, **settings)
         try:
             yield consumer
         finally:
@@ -188,6 +196,8 @@ def broker(directory: Path, nodes: int = 1, **more: object) -> Iterator[Kafka]:
     kafka = pytest.importorskip("kafka", reason="kafka-python is not installed (the test extra has it)")
     if not CONNECTOR:
         pytest.skip(needs_jars.kwargs["reason"])
+    # Its threads would report each topic that was deleted, again and again, in the logs of other tests.
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
     ports = {node: (free_port(), free_port()) for node in range(1, nodes + 1)}
     voters = ",".join(f"{node}@127.0.0.1:{controller}" for node, (_, controller) in ports.items())
     if nodes > 1:

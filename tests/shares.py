@@ -61,3 +61,8 @@ def steps(every: int) -> Iterator[int]:
     if every > 1:
         print(f"replay with RECOVERY_TEST_SEED={seed}")
     return itertools.count(1 + seed % every, every)
+
+
+def steps_up_to(count: int, every: int) -> Iterator[int]:
+    """The numbers that `steps` gives, up to `count`."""
+    return itertools.takewhile(lambda number: number <= count, steps(every))

@@ -66,15 +66,23 @@ def test_contenders_differ_in_source_and_sink(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("javac") is None, reason="there is no JDK")
 def test_java_is_compiled_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a JDK this contender fails, and no other."""
+    """The contender's arguments name the classes."""
     monkeypatch.setenv("RECOVERY_BENCH_SPARK_PYTHON", sys.executable)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     lines = keyed_lines.generate(SHAPE, tmp_path)
-    if shutil.which("javac"):
-        given = keyed.contender("spark-java", lines, keyed.Setting(), tmp_path).arguments
-        assert Path(given["classes"], "KeyedTotals.class").exists()
+    given = keyed.contender("spark-java", lines, keyed.Setting(), tmp_path).arguments
+    assert Path(given["classes"], "KeyedTotals.class").exists()
+
+
+def test_without_a_jdk_one_contender_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other: nothing is compiled before it runs."""
+    monkeypatch.setenv("RECOVERY_BENCH_SPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "")
+    lines = keyed_lines.generate(SHAPE, tmp_path)
     assert keyed.contender("spark-java", lines, keyed.Setting(), tmp_path).arguments["classes"] is None
 
 

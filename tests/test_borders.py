@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import recovery
+from tests.statements import statements
 
 PACKAGE = Path(recovery.__file__).parent
 MODULES = {
@@ -112,7 +113,7 @@ JVM_NAMES = re.compile(r"\._(jvm|jdf|jsq|jsc|jsparkSession|gateway)\b")
 def imported(module: str) -> set[str]:
     """What a module imports anywhere in its text, types and functions included: names like package.module.name."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    for node in statements(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -56,9 +56,8 @@ def test_a_docstring_can_be_read_alone() -> None:
     package = Path(recovery.__file__).parent
     found = set()
     for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (ast.get_docstring(node) or "").startswith("See "):
-                found.add(path.relative_to(package).as_posix())
+        if re.search(r'^ +"""\s*See ', path.read_text("utf-8"), re.MULTILINE):
+            found.add(path.relative_to(package).as_posix())
     assert {name for name in found if not name.startswith(REFERRING)} == set()
 
 

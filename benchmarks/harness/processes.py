@@ -156,9 +156,15 @@ def spent(root: int | None = None) -> Spent:
     for pid in members:
         # A process may end meanwhile; then its parent has it.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-            written += int(fields["write_bytes"])
+            written += written_bytes(pid)
     return Spent(sum(running[pid].cpu_s + running[pid].waited_s for pid in members), written)
+
+
+def written_bytes(pid: int | None = None) -> int:
+    """What the process with this number, or this one, has written without its descendants; see `Spent`. Takes no look
+    at other processes, so it can be asked for around each step of what is measured."""
+    fields = dict(line.split(": ") for line in Path(f"/proc/{pid or os.getpid()}/io").read_text().splitlines())
+    return int(fields["write_bytes"])
 
 
 def resident_bytes(root: int | None = None) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.harness import environments, table
 from benchmarks.harness.machine import versions
-from benchmarks.harness.processes import spent
+from benchmarks.harness.processes import written_bytes
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
@@ -115,11 +115,11 @@ class Causes(Counter[str]):
     @contextmanager
     def of(self, cause: str) -> Iterator[None]:
         """Count what is written meanwhile."""
-        before = spent().written_bytes
+        before = written_bytes()
         try:
             yield
         finally:
-            self[cause] += spent().written_bytes - before
+            self[cause] += written_bytes() - before
 
 
 def _measured(

@@ -304,12 +304,19 @@ def _database_files(database: Any) -> Iterator[str]:
 
 
 def _module_files() -> Iterator[str]:
-    """Yield the files of all modules that are loaded, without Python's own. A module in an archive stands for it."""
+    """Yield the files of all modules that are loaded, without Python's own."""
     for module in list(sys.modules.values()):
         origin = getattr(getattr(module, "__spec__", None), "origin", None) or getattr(module, "__file__", None)
         if isinstance(origin, str) and origin.startswith(os.sep) and not _is_python(origin):
-            path = Path(origin)
-            yield str(next((each for each in (path, *path.parents) if each.is_file()), path))
+            yield _file_of(origin)
+
+
+def _file_of(origin: str) -> str:
+    """Return the file that a module comes from: its own, or the archive which that one is in."""
+    found = origin
+    while found != os.sep and not os.path.isfile(found):  # noqa: PTH113 - thousands of files
+        found = os.path.dirname(found)  # noqa: PTH120
+    return origin if found == os.sep else found
 
 
 _STANDARD = tuple({f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib")})

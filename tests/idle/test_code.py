@@ -135,49 +135,62 @@ def connect():
 def test_what_voids_a_note(here, monkeypatch, code, why):
     """Code whose result may differ the next time, though nothing that can be compared does."""
     for name in ("duckdb", "deltalake"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        # So that what was there, or nothing, is there again after the test.
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
     found = noted(code)
     assert why in found.why_not
     assert change_of(found, FACTS) == found.why_not
 
 
-@pytest.mark.parametrize("name", ["confluent_kafka", "pyarrow.parquet"])
-def test_what_the_look_has_imported_before(here, name):
-    """A look at the sources may import what the flow's code imports later, which is seen then, and works."""
-    code = f"""
-import importlib
+FORKS = """
+import importlib, os, sys
+import recovery
 from recovery.idle.code import forgotten_imports
 from tests.idle.test_code import noted
-with forgotten_imports():
-    before = importlib.import_module({name!r})
-print(noted(lambda: importlib.import_module({name!r})).why_not)
-import confluent_kafka.admin, pyarrow.parquet
-confluent_kafka.admin.AdminClient({{"bootstrap.servers": "127.0.0.1:1", "log_level": 0}})
+
+code, *given = sys.argv[1:]
+for argument in given:
+    child = os.fork()
+    if not child:
+        exec(code)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, argument
 """
-    found = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+
+
+def in_forks(code: str, *given: str) -> list[str]:
+    """The lines that code prints, run with each `argument` of those given in a fork of one process, which has imported
+    the package and nothing that a flow's code imports."""
+    words = [sys.executable, "-c", FORKS, code, *given]
+    found = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    assert f"imports {name.partition('.')[0]}" in found.stdout
+    return found.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
+def test_what_the_look_has_imported_before(here):
+    """A look at the sources may import what the flow's code imports later, which is seen then, and works."""
+    code = """
+with forgotten_imports():
+    before = importlib.import_module(argument)
+print(noted(lambda: importlib.import_module(argument)).why_not)
+import confluent_kafka.admin, pyarrow.parquet
+confluent_kafka.admin.AdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+"""
+    of_kafka, of_arrow = in_forks(code, "confluent_kafka", "pyarrow.parquet")
+    assert "imports confluent_kafka" in of_kafka
+    assert "imports pyarrow" in of_arrow
+
+
+def test_a_sink_does_not_void_a_note(here):
+    """What a sink imports to write is no reason to start Spark."""
+    sinks = (
         "FileSink('out')", "DeltaSink('table')", "IcebergSink('db.table')", "UpsertSink(print, 'table', ['key'])",
         "KafkaSink('topic', servers='localhost:1', staging='staging')",
-    ],
-)  # fmt: skip
-def test_a_sink_does_not_void_a_note(here, make):
-    """What a sink imports to write is no reason to start Spark."""
-    code = (
-        "import sys, recovery, tests.idle.test_code as here; "
-        f"print(here.noted(lambda: recovery.{make}).why_not, end='')"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
-    assert (found.stdout, found.returncode) == ("", 0), found.stderr
+    )  # fmt: skip
+    code = "print(argument, noted(lambda: eval(f'recovery.{argument}')).why_not)"
+    assert in_forks(code, *sinks) == [f"{each} " for each in sinks]
 
 
 def test_reading_through_spark_voids_a_note(here):

@@ -103,12 +103,6 @@ class Topics:
         return new_input([source], '[{"source":0}]', position)
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory):
-    with broker(tmp_path_factory.mktemp("broker")) as found:
-        yield found
-
-
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """A busy machine answers late."""
@@ -212,11 +206,11 @@ CHANGES: dict[str, tuple[Callable[[Topics], object], str | None]] = {
 
 @needs_jars
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_a_look_finds(running, change):
+def test_what_a_look_finds(kafka, change):
     """Nothing new is certain only where topics, ids, partitions and ends are those of the position."""
     changes, expected = CHANGES[change]
-    topics = Topics(running, running.create(change.replace(" ", "-").replace(",", ""), 1))
-    running.send(topics.name, records())
+    topics = Topics(kafka, kafka.create(f"look-{change}".replace(" ", "-").replace(",", ""), 1))
+    kafka.send(topics.name, records())
     topics.read()
     assert topics.look() is None
     changes(topics)
@@ -232,24 +226,24 @@ def test_what_a_look_finds(running, change):
 
 
 @needs_jars
-def test_several_topics_patterns_and_partitions(running):
+def test_several_topics_patterns_and_partitions(kafka):
     """By a pattern, topics that are made later count; of assigned partitions, no others do."""
-    first, second = running.create("several-a", 2), running.create("several-b", 1)
-    running.send(first, records())
-    topics = Topics(running, first)
+    first, second = kafka.create("several-a", 2), kafka.create("several-b", 1)
+    kafka.send(first, records())
+    topics = Topics(kafka, first)
     topics.read(first, second)
     assert topics.look(subscribe=f"{second}, {first}") is None
     assert topics.look(subscribepattern="several-.*") is None
     assert "partition 0 of topic several-b is gone, or not" in (topics.look(subscribe=first) or "")
     assert "there is no topic third" in (topics.look(subscribe=f"{first},{second},third") or "")
-    running.create("several-c", 1)
+    kafka.create("several-c", 1)
     assert topics.look(subscribepattern="several-.*") == "partition 0 of topic several-c is new"
     del topics.at[second], topics.at[first]["1"]
     assert topics.look(assign=json.dumps({first: [0]})) is None
     assert "is new" in (topics.look(assign=json.dumps({first: [0, 1]})) or "")
     # Kafka's own topic of groups is internal: a pattern does not cover it.
-    commit(running, "any", {(first, 0): 0}, "")
-    topics.at = {first: {str(number): end for number, (_, end) in running.bounds(first).items()}}
+    commit(kafka, "any", {(first, 0): 0}, "")
+    topics.at = {first: {str(number): end for number, (_, end) in kafka.bounds(first).items()}}
     assert topics.look(subscribepattern="several-a|__") is None
 
 
@@ -274,12 +268,12 @@ def commit(kafka: Kafka, group: str, offsets: dict[tuple[str, int], int], text: 
 
 
 @needs_jars
-def test_ids_of_topics(running):
+def test_ids_of_topics(kafka):
     """A topic's id is written as Kafka writes it: ids of many topics have all characters of the alphabet."""
-    names = [running.create(f"ids-{number}", 1) for number in range(30)]
-    client = Client("a test", running.servers, "ids", {}, 60)
+    names = kafka.create_all([f"ids-{number}" for number in range(30)], 1)
+    client = Client("a test", kafka.servers, "ids", {}, 60)
     found = {name: client.id_of(each) for name, each in client.described(names).items()}
-    theirs = {each["name"]: each["topic_id"] for each in running.admin.describe_topics(names)}
+    theirs = {each["name"]: each["topic_id"] for each in kafka.admin.describe_topics(names)}
     assert {name: id_text(each) for name, each in theirs.items()} == found
 
 
@@ -290,12 +284,12 @@ def id_text(found: Any) -> str:
 
 
 @needs_jars
-def test_the_consumer_group(running):
+def test_the_consumer_group(kafka):
     """Spark starts where the group does not show the position: a run shows it again."""
-    topics = Topics(running, running.create("grouped", 2))
-    running.send(topics.name, records())
+    topics = Topics(kafka, kafka.create("grouped", 2))
+    kafka.send(topics.name, records())
     topics.read()
-    source = noted_source("kafka", {SERVERS: running.servers, "subscribe": topics.name}, plain_is_local=True)
+    source = noted_source("kafka", {SERVERS: kafka.servers, "subscribe": topics.name}, plain_is_local=True)
     assert isinstance(source, NotedSource)
 
     def look() -> str | None:
@@ -304,7 +298,7 @@ def test_the_consumer_group(running):
 
     def show(by: int, text: str) -> None:
         offsets = {(topics.name, int(number)): at + by for number, at in topics.at[topics.name].items()}
-        commit(running, "recovery-grouped", offsets, text)
+        commit(kafka, "recovery-grouped", offsets, text)
 
     lacks = "consumer group recovery-grouped does not show the newest epoch"
     assert look() == lacks
@@ -322,7 +316,7 @@ def test_the_consumer_group(running):
 @pytest.mark.parametrize("kind", ["silent", "closed", "unknown"])
 def test_brokers_that_do_not_answer(monkeypatch, kind):
     """The look ends with the reason after its limit."""
-    monkeypatch.setattr(looks, "ANSWER_S", 2.0)
+    monkeypatch.setattr(looks, "ANSWER_S", 0.5)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -341,6 +335,7 @@ def test_a_process_that_waits_for_no_broker_ends():
     """A client that has asked in vain does not keep the process."""
     code = f"""
 from recovery.idle import kafka
+kafka.ANSWER_S = 0.5
 try:
     kafka.new_records({{**{PLAIN!r}, {SERVERS!r}: "127.0.0.1:1"}}, '{{"orders":{{"0":1}}}}', {{}})
 except Exception as error:

@@ -19,6 +19,7 @@ from recovery.cli import main
 from recovery.cli.common import format_time
 from recovery.operational import marks
 from recovery.operational.closed_marks import changes
+from recovery.operational.steps import epoch_input
 from recovery.operational.steps.step_history import REMOVED, TIMED_OUT, WRITTEN, key_history
 from recovery.operational.targets import StepTarget
 from recovery.planning.comparing import ABSENT
@@ -179,6 +180,19 @@ def test_the_bytes_that_an_epoch_read(store_dir):
         run.apply(4, {"k": "3"})
         run.close(4, floor=4)
     assert "not known: the epoch before it is not held" in call(store_dir, *key, "--input")
+
+
+def test_the_position_of_an_epoch_is_read_once(store_dir, monkeypatch):
+    """Also for the epoch after it, of which it is the beginning."""
+    with Driver(store_dir) as run:
+        for batch in range(4):
+            run.apply(batch, {"k": str(batch)})
+            run.close(batch, floor=0)
+    read = []
+    real = epoch_input.position_of
+    monkeypatch.setattr(epoch_input, "position_of", lambda at: read.append(at.epoch) or real(at))
+    assert [each.epoch for each in history(store_dir, STEP, "k", with_input=True).versions] == [1, 2, 3, 4]
+    assert sorted(read) == [1, 2, 3, 4]
 
 
 def test_a_high_water_mark(store_dir):

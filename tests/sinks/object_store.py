@@ -7,7 +7,7 @@ import errno
 from pathlib import Path
 
 from recovery.sinks.hadoop_disk import HadoopDisk
-from tests.sinks.memory_disk import Killed
+from tests.sinks.memory_disk import Killed, parent_of
 
 
 class ObjectStore:
@@ -22,7 +22,12 @@ class ObjectStore:
 
     def sizes(self, directory: Path) -> dict[str, int]:
         self._request()
-        return {path.name: len(data) for path, data in self.objects.items() if path.parent == directory}
+        return {name: len(data) for name, data in self.below(directory).items()}
+
+    def below(self, directory: Path) -> dict[str, bytes]:
+        """The objects in a directory by name; counts as no request."""
+        here = str(directory)
+        return {path.name: data for path, data in self.objects.items() if parent_of(path) == here}
 
     def size(self, path: Path) -> int | None:
         self._request()
@@ -77,7 +82,7 @@ class StoreDisk(HadoopDisk):
         self.store.objects[path] = data
 
     def text(self, path: Path) -> dict[str, bytes]:
-        return {p.name: data for p, data in self.store.objects.items() if p.parent == path}
+        return self.store.below(path)
 
     def restarted(self) -> StoreDisk:
         """The same objects, as the next process finds them, with nothing that fails."""

@@ -29,6 +29,7 @@ from tests.sinks.worlds import NAME, THEIRS, Warehouse
 
 pytest.importorskip("pyiceberg")
 pytest.importorskip("sqlalchemy", reason="the catalog of these tests: pip install 'pyiceberg[sql-sqlite]'")
+import pyiceberg.table
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import ancestors_of
@@ -49,6 +50,18 @@ def test_random_histories(warehouse, monkeypatch):
     check_random_history(monkeypatch, warehouse.sink, warehouse.rows)
     numbers = [each.sequence_number for each in warehouse.table.snapshots()]
     assert sorted(numbers) == list(range(1, len(numbers) + 1))
+
+
+def test_a_commit_copies_the_metadata_once_for_each_of_its_changes(warehouse, monkeypatch):
+    """Each copy has all snapshots of the table: a commit asks for the metadata some twenty times."""
+    _, run = two_epochs(warehouse.sink())
+    run.write([("c", 1)])
+    copied = []
+    real = pyiceberg.table.update_table_metadata
+    monkeypatch.setattr("pyiceberg.table.update_table_metadata", lambda *given: copied.append(given) or real(*given))
+    run.close()
+    assert 0 < len(copied) <= 4
+    assert len({len(updates) for _, updates in copied}) == len(copied)
 
 
 def test_a_file_that_only_a_task_sees(warehouse, monkeypatch):

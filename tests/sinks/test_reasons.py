@@ -16,12 +16,13 @@ import pytest
 
 from recovery import UpsertSink
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError, SinkRefusedError
-from recovery.sinks.upsert import reasons
+from recovery.sinks.upsert import reasons, retry
 from recovery.sinks.upsert.reasons import REASONS, Again, Reason, reason_of
 from tests.shares import some
 from tests.sinks import postgresql
 from tests.sinks.support import Store
 from tests.sinks.test_upsert import Run
+from tests.waiting import wait_until
 
 both = pytest.mark.parametrize("module", postgresql.MODULES)
 one = pytest.mark.parametrize("module", some(postgresql.MODULES, "psycopg"))
@@ -150,14 +151,15 @@ def staged(run: Run) -> Run:
 
 @one
 @pytest.mark.parametrize("name", STATES)
-def test_a_state_in_which_an_epoch_cannot_be_closed(database, name):
+def test_a_state_in_which_an_epoch_cannot_be_closed(database, name, monkeypatch):
     """The error is that of the state, and says what PostgreSQL says; nothing is seen or closed. When the state has
     passed, the next run goes on."""
+    monkeypatch.setattr(retry, "TRIES", 2)
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.01)
     state = STATES[name]
     names = {"database": database.name, "role": database.user}
     store = Store()
     run = staged(Run(store, database, key=["word"]))
-    run.sink._patience_s = 0.7
     with contextlib.ExitStack() as others:
         database.execute(*(each.format(**names) for each in state.make))
         if state.holds:
@@ -185,7 +187,8 @@ def test_a_transaction_that_waits_too_long_for_rows(database):
 
     def rows():
         yield "a", 1, 0
-        time.sleep(1)
+        sessions = f"SELECT 1 FROM pg_stat_activity WHERE usename = '{database.user}'"
+        wait_until(lambda: not database.execute(sessions))
 
     with pytest.raises(SinkFailedError, match="the database says") as caught:
         run.sink.stage(["word", "n", "other"], rows(), 0)

@@ -30,7 +30,7 @@ from recovery.errors import (
 from recovery.sinks.protocol import EpochOutput
 from recovery.sinks.upsert import retry
 from recovery.sinks.upsert.sink import UpsertSink
-from tests.shares import some
+from tests.shares import some, steps_up_to, strided
 from tests.sinks.memory_disk import Killed
 from tests.sinks.postgresql import MODULES
 from tests.sinks.support import Closed, Store
@@ -239,10 +239,11 @@ def test_going_back_restores_replaced_rows(tmp_path):
         assert database.table() == tables[epoch - 1]
 
 
+@strided(3)
 @pytest.mark.parametrize("name", some(RESUMES, "goes back"))
-def test_killed_at_every_statement(lived, name):
+def test_killed_at_every_statement(lived, name, every):
     """And once more during the next start: after the one that follows, each row took effect once."""
-    for kill_at in range(1, statements(lived, RESUMES[name]) + 1):
+    for kill_at in steps_up_to(statements(lived, RESUMES[name]), every):
         store, database = lived()
         database.kill_at = kill_at
         with pytest.raises(Killed):
@@ -256,13 +257,15 @@ def test_killed_at_every_statement(lived, name):
         assert database.table() == expected(store)
 
 
+@strided(3)
 @pytest.mark.parametrize("lasting", some([False, True], False), ids=["once", "lasting"])
 @pytest.mark.parametrize("name", some(RESUMES, "goes back"))
-def test_every_statement_fails(lived, name, lasting, monkeypatch):
+def test_every_statement_fails(lived, name, lasting, every, monkeypatch):
     """A full disk at any statement is a typed error; when there is space again, each row takes effect once."""
     monkeypatch.setattr(retry, "TRIES", 1)
-    unnoticed = 0
-    for fail_at in range(1, statements(lived, RESUMES[name]) + 1):
+    tried = unnoticed = 0
+    for fail_at in steps_up_to(statements(lived, RESUMES[name]), every):
+        tried += 1
         store, database = lived()
         database.fail_at, database.fail_from = (0, fail_at) if lasting else (fail_at, 0)
         with contextlib.suppress(RecoveryError):
@@ -273,7 +276,7 @@ def test_every_statement_fails(lived, name, lasting, monkeypatch):
         story(store, database)
         assert database.table() == expected(store)
     # Rolling back what only asked may fail.
-    assert unnoticed < 0.1 * fail_at
+    assert unnoticed < 0.1 * tried
 
 
 def test_an_epoch_of_many_keys_and_batches(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
@@ -104,7 +105,7 @@ class Warehouse:
     def sink(self, **options) -> IcebergSink:
         return IcebergSink(NAME, properties=self.properties, **options)
 
-    @property
+    @cached_property
     def catalog(self):
         from pyiceberg.catalog import load_catalog
 

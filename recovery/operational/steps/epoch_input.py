@@ -38,10 +38,13 @@ def position_of(at: Snapshot) -> dict[str, str]:
 
 def _stored(at: Snapshot, path: str) -> str:
     """Return a file of the checkpoint that a snapshot holds, as text; empty if it holds none."""
-    whole = at.state(CHECKPOINT_STEP, path)
+    first = f"{path}#{1:05}"
+    found = at.some(CHECKPOINT_STEP, [path, first])
+    whole, chunk = found.get(path), found.get(first)
     chunks = [whole] if whole else []
-    while not whole and (chunk := at.state(CHECKPOINT_STEP, f"{path}#{len(chunks) + 1:05}")):
+    while not whole and chunk is not None:
         chunks.append(chunk)
+        chunk = at.state(CHECKPOINT_STEP, f"{path}#{len(chunks) + 1:05}")
     pieces = (each.value.encode() if isinstance(each.value, str) else each.value for each in chunks)
     return b"".join(pieces).decode(errors="replace")
 
@@ -69,17 +72,31 @@ class SourceInput:
         return {"source": self.source, "ranges": ranges}
 
 
-def epoch_input(at: Snapshot, epoch: int) -> tuple[SourceInput, ...] | None:
-    """Return what an epoch read of each source; None if the epoch, or the one before it, is not held any more.
+class EpochInputs:
+    """What epochs read of each source. The position of an epoch is read once, also for the epoch after it."""
 
-    Raises the errors of reading, and the errors of a position that cannot be read.
-    """
-    cuts: dict[int, Cut] = {cut[0]: cut for cut in at.cuts}
-    if epoch not in cuts or (epoch - 1 not in cuts and epoch - 1 != NO_EPOCH):
-        return None
-    after = position_of(replace(at, cut=cuts[epoch]))
-    before = position_of(replace(at, cut=cuts[epoch - 1])) if epoch - 1 in cuts and epoch > 1 else {}
-    return tuple(SourceInput(source, _ranges(before.get(source), text)) for source, text in after.items())
+    def __init__(self, at: Snapshot) -> None:
+        self._at = at
+        self._cuts: dict[int, Cut] = {cut[0]: cut for cut in at.cuts}
+        self._positions: dict[int, dict[str, str]] = {}
+
+    def of(self, epoch: int) -> tuple[SourceInput, ...] | None:
+        """Return what an epoch read; None if the epoch, or the one before it, is not held any more.
+
+        Raises the errors of reading, and the errors of a position that cannot be read.
+        """
+        cuts = self._cuts
+        if epoch not in cuts or (epoch - 1 not in cuts and epoch - 1 != NO_EPOCH):
+            return None
+        after = self._position(epoch)
+        before = self._position(epoch - 1) if epoch - 1 in cuts and epoch > 1 else {}
+        return tuple(SourceInput(source, _ranges(before.get(source), text)) for source, text in after.items())
+
+    def _position(self, epoch: int) -> dict[str, str]:
+        found = self._positions.get(epoch)
+        if found is None:
+            found = self._positions[epoch] = position_of(replace(self._at, cut=self._cuts[epoch]))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

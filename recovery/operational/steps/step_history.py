@@ -14,7 +14,7 @@ from recovery.base.reserved import EPOCH_STEP
 from recovery.errors import ConfigurationError, CorruptPartitionError, StateNotFoundError
 from recovery.operational import marks
 from recovery.operational.ids import escape
-from recovery.operational.steps.epoch_input import SourceInput, epoch_input
+from recovery.operational.steps.epoch_input import EpochInputs, SourceInput
 from recovery.operational.targets import StepTarget, content_of, unknown_step
 from recovery.planning.comparing import ABSENT, Comparison, Difference
 from recovery.planning.values import ClosedEpoch
@@ -185,7 +185,8 @@ def _history(
 
 def _complete(at: Snapshot, step: str, key: str, versions: list[Version], with_input: bool) -> History:
     if with_input:
-        versions = [replace(each, input=epoch_input(at, each.epoch)) for each in versions]
+        inputs = EpochInputs(at)
+        versions = [replace(each, input=inputs.of(each.epoch)) for each in versions]
     return History(step, key, at.oldest, at.epoch, tuple(versions))
 
 

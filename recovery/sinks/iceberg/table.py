@@ -294,7 +294,7 @@ class IcebergLog(TableLog):
         # Another try needs another look at who owns the output, which pyiceberg's own tries do not take.
         settings = {**table.metadata.properties, _RETRIES: "0"}
         table.metadata = table.metadata.model_copy(update={"properties": settings})
-        transaction = table.transaction()
+        transaction = _transaction(table)
         proposal.change(transaction, {RECORD: msgspec.json.encode(record).decode()})
         if record.epoch == 0:
             closed = _closed(resume)
@@ -356,6 +356,24 @@ class IcebergLog(TableLog):
         paths = [Path(_plain(each)) for each in (table.metadata_location, snapshot.manifest_list, *made)]
         for each in [*paths, *{path.parent for path in paths}]:
             sync(each)
+
+
+def _transaction(table: Any) -> Any:
+    """Return a transaction of a table that asks for the table's metadata once for each of its changes: pyiceberg's own
+    copies all snapshots of the table some twenty times for one commit."""
+    from pyiceberg.table import Transaction
+
+    class Remembering(Transaction):  # type: ignore[misc] # pyiceberg ships no types for mypy here
+        _known: tuple[Any, Any, Any] | None = None
+
+        @property
+        def table_metadata(self) -> Any:
+            now = self._table.metadata, self._updates
+            if self._known is None or self._known[0] is not now[0] or self._known[1] is not now[1]:
+                self._known = *now, super().table_metadata
+            return self._known[2]
+
+    return Remembering(table)
 
 
 def _plain(location: str) -> str:

@@ -26,7 +26,7 @@ from recovery.report.status import drill_json, newest, status_json
 from recovery.storage.glance import Glances
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import OwnerAccess, Store
-from recovery.ui.facts.limits import LEAST_PATIENCE_S, patience_s
+from recovery.ui.facts.limits import patience_s
 from recovery.ui.facts.shared import Shared
 from recovery.wire.looking import seen_owners
 
@@ -141,17 +141,17 @@ class ShownFlow:
         """Whether there was a look."""
         return self._look.is_there
 
-    def look(self, least_s: float = LEAST_PATIENCE_S) -> Look:
+    def look(self, least_s: float | None = None) -> Look:
         """Return a look that is fresh, as its `serves_s` says; or an older one while the next takes longer than this
-        request waits, which is at least `least_s`. Raises LookLimitError if there is none yet, or if a disk hangs;
-        NoPartitionsError, StorageError, and what `Store.found` does."""
+        request waits, which is at least `least_s`, None: the least of every request. Raises LookLimitError if there is
+        none yet, or if a disk hangs; NoPartitionsError, StorageError, and what `Store.found` does."""
         return self._waited(None, least_s)
 
     def look_again(self, after: Look) -> Look:
         """Return a look that is newer than `after`, whose epochs a run has collected meanwhile. Raises as `look`."""
-        return self._waited(after, LEAST_PATIENCE_S)
+        return self._waited(after, None)
 
-    def _waited(self, after: Look | None, least_s: float) -> Look:
+    def _waited(self, after: Look | None, least_s: float | None) -> Look:
         found = self._look.get(patience_s(least_s), after)
         began_s = self._look.began_s
         hangs = began_s is not None and self._age_s(max(began_s, self._glances.moved_s)) > HANGS_S

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import ConfigurationError, StateNotFoundError
-from recovery.operational.steps.epoch_input import epoch_input
+from recovery.operational.steps.epoch_input import EpochInputs
 from recovery.operational.steps.step_history import History, Version, content, key_history
 from recovery.operational.targets import StepTarget
 from recovery.planning.comparing import ABSENT
@@ -60,10 +60,10 @@ def history_facts(flow: ShownFlow, step: str, key: str) -> dict[str, Any]:
         except StateNotFoundError:
             _check_step(look, step)
             raise
-        versions = list(found.versions)
+        versions, inputs = list(found.versions), EpochInputs(at)
         for number in range(max(0, len(versions) - INPUTS), len(versions)):
             check_time()
-            versions[number] = replace(versions[number], input=epoch_input(at, versions[number].epoch))
+            versions[number] = replace(versions[number], input=inputs.of(versions[number].epoch))
         return flow.answer(look, _history(replace(found, versions=tuple(versions))), at.cut)
 
     return flow.reading(None, read)

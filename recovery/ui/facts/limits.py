@@ -33,10 +33,10 @@ MOST_PAGE_BYTES = 4 << 20
 
 
 @contextmanager
-def one_request(patience_s: float = PATIENCE_S) -> Iterator[None]:
+def one_request(patience_s: float | None = None) -> Iterator[None]:
     """Bound the reading within. Raises LookLimitError after `REQUEST_S`. patience_s: how long the request waits for
-    looks, all together."""
-    with limited(REQUEST_S), patient(patience_s):
+    looks, all together; None: `PATIENCE_S`."""
+    with limited(REQUEST_S), patient(PATIENCE_S if patience_s is None else patience_s):
         yield
 
 
@@ -51,10 +51,12 @@ def patient(seconds: float) -> Iterator[None]:
         _of_thread.until_s = before
 
 
-def patience_s(least_s: float = LEAST_PATIENCE_S) -> float:
-    """Return how long this thread still waits for a look: at least `least_s`."""
+def patience_s(least_s: float | None = None) -> float:
+    """Return how long this thread still waits for a look: at least `least_s`; None: `LEAST_PATIENCE_S`."""
     until_s: float | None = getattr(_of_thread, "until_s", None)
-    return PATIENCE_S if until_s is None else max(least_s, until_s - time.monotonic())
+    if until_s is None:
+        return PATIENCE_S
+    return max(LEAST_PATIENCE_S if least_s is None else least_s, until_s - time.monotonic())
 
 
 def check_time() -> None:

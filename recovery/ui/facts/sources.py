@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from recovery.base.reserved import SINK_STEP
-from recovery.operational.steps.epoch_input import epoch_input, position_of
+from recovery.operational.steps.epoch_input import EpochInputs, position_of
 from recovery.sinks.delivery import NOTE_KEY
 from recovery.storage.snapshot import Snapshot
 from recovery.ui.facts.flows import Look, ShownFlow
@@ -28,7 +28,7 @@ def source_facts(flow: ShownFlow) -> dict[str, Any]:
 
 
 def _sources(flow: ShownFlow, look: Look, at: Snapshot) -> dict[str, Any]:
-    positions, read, note = position_of(at), epoch_input(at, at.epoch), at.state(SINK_STEP, NOTE_KEY)
+    positions, read, note = position_of(at), EpochInputs(at).of(at.epoch), at.state(SINK_STEP, NOTE_KEY)
     newest = look.gathered.epochs[-1] if look.gathered.epochs else None
     work = None if newest is None or newest.sink is None else msgspec.to_builtins(newest.sink)
     return flow.answer(look, {

@@ -18,6 +18,12 @@ from recovery.ui.facts.shared import Shared
 from tests.waiting import wait_until
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """Requests that wait for nothing: what they get meanwhile is the same after a while."""
+    monkeypatch.setattr("recovery.ui.facts.limits.LEAST_PATIENCE_S", 0.0)
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [
@@ -38,7 +44,7 @@ def test_the_parent_directory_has_its_own_name(tmp_path, monkeypatch):
     assert [name_of(Path(each)) for each in ("..", ".", tmp_path / "current")] == ["flow-a", "logs", "current"]
 
 
-def test_the_first_look_says_how_far_it_is(tmp_path, monkeypatch):
+def test_the_first_look_says_how_far_it_is(tmp_path, monkeypatch, impatient):
     """A request waits for it no longer than it may, and then says which partition is read; afterwards it shows the look
     before while the next one takes its time."""
     init_partitions(tmp_path / "db", 3)
@@ -68,7 +74,7 @@ def test_the_first_look_says_how_far_it_is(tmp_path, monkeypatch):
     assert flow.look_again(first) is not first
 
 
-def test_a_disk_that_hangs_is_named(tmp_path, monkeypatch):
+def test_a_disk_that_hangs_is_named(tmp_path, monkeypatch, impatient):
     """Where there was a look, too: what the look showed would never change again. One thread waits for the disk,
     whoever asks."""
 

@@ -8,7 +8,18 @@ import pytest
 
 from recovery.base.threads import is_stopped, limited, time_left_s
 from recovery.errors import ConfigurationError, LookLimitError
-from recovery.ui.facts.limits import MOST_PAGE_BYTES, MOST_VALUE_BYTES, bounded, check_time, page_of, shown_value
+from recovery.ui.facts.limits import (
+    LEAST_PATIENCE_S,
+    MOST_PAGE_BYTES,
+    MOST_VALUE_BYTES,
+    PATIENCE_S,
+    bounded,
+    check_time,
+    one_request,
+    page_of,
+    patience_s,
+    shown_value,
+)
 
 
 def test_time_is_over_when_it_is_over():
@@ -26,6 +37,16 @@ def test_time_is_over_when_it_is_over():
         assert left_s is not None
         assert left_s > 29.5
     assert time_left_s() is None
+
+
+def test_a_request_waits_as_long_as_it_says():
+    """For looks, all together, but a little at least for a second look; a request that says nothing waits as programs
+    do."""
+    with one_request(0):
+        assert patience_s() == LEAST_PATIENCE_S
+        assert patience_s(0) == 0
+    with one_request():
+        assert LEAST_PATIENCE_S < patience_s() <= PATIENCE_S
 
 
 def test_lists_end():

@@ -164,7 +164,7 @@ def test_an_empty_store(make_store, pages):
 def test_a_long_history(make_store, pages):
     """In pages of bounded size, with what was abandoned."""
     directory = make_store(2)
-    long_history(directory, 30, 300)
+    long_history(directory, 30, 150)
     client = pages(directory)
     page = client.get(f"flows/{directory.name}/timeline", limit=1000)
     assert "abandoned" in page.text
@@ -435,7 +435,8 @@ def test_a_page_says_how_far_the_first_look_is(make_store, pages, monkeypatch):
 
     monkeypatch.setattr(Glances, "_look", slow)
     monkeypatch.setattr("recovery.ui.pages.app.PATIENCE_S", 0.0)
-    monkeypatch.setattr("recovery.ui.facts.limits.PATIENCE_S", 0.0)
+    for name in ("PATIENCE_S", "LEAST_PATIENCE_S"):
+        monkeypatch.setattr(f"recovery.ui.facts.limits.{name}", 0.0)
     client = pages(directory)
     paths = [f"flows/{directory.name}/", f"flows/{directory.name}/keys?step={STEP}"]
     wait_until(lambda: "partition 2 of 3 is being read" in client.http.get(paths[0]).text)
@@ -455,7 +456,8 @@ def test_a_page_of_older_facts_says_of_when_they_are(make_store, pages, monkeypa
     directory, other = make_store(1), make_store(1)
     run_epochs(directory, 3, clock())
     assert "As of " not in pages(directory).get(f"flows/{directory.name}/").text
-    monkeypatch.setattr("recovery.ui.pages.rendering.STALE_MS", -1)
+    # Where a page has to look again, that ends after the page was begun.
+    monkeypatch.setattr("recovery.ui.pages.rendering.STALE_MS", -600_000)
     client = pages(directory, other)
     for path in ("", f"flows/{directory.name}/", f"flows/{directory.name}/steps", f"flows/{directory.name}/plan"):
         assert re.search(r"As of 20\d\d-.* ago: a look at this directory takes long", client.get(path).text), path
@@ -495,17 +497,17 @@ def test_a_disk_that_hangs_keeps_no_pages_of_other_flows(make_store, pages, monk
     )
     monkeypatch.setattr("recovery.ui.pages.app.PATIENCE_S", 0.2)
     client = pages(stuck, sound)
+    asked = [threading.Thread(target=client.http.get, args=(f"flows/{stuck.name}/",)) for _ in range(12)]
+    for each in asked:
+        each.start()
     try:
-        asked = [threading.Thread(target=client.http.get, args=(f"flows/{stuck.name}/",)) for _ in range(12)]
-        for each in asked:
-            each.start()
         client.get(f"flows/{sound.name}/")
         assert "is being read" in client.get().text
         assert client.http.get("api/flows").json()["flows"][1]["problem"] is None
-        for each in asked:
-            each.join(60)
     finally:
         ends.set()
+        for each in asked:
+            each.join(60)
 
 
 def test_places_of_several_flows(make_store, tmp_path):

@@ -104,23 +104,24 @@ class TestWithoutAToken:
             )
             assert not {"server", "set-cookie", "access-control-allow-origin"} & set(answer.headers)
 
-    @pytest.mark.parametrize(
-        "host", ["localhost", "LOCALHOST:99", "127.0.0.1:1", "127.0.0.5", "[::1]:80", "localhost."]
-    )
-    def test_names_of_this_host_are_answered(self, serve, host):
-        assert serve().client().get("/a", headers={"host": host}).status_code == 200
+    def test_names_of_this_host_are_answered(self, serve):
+        client = serve().client()
+        for host in ("localhost", "LOCALHOST:99", "127.0.0.1:1", "127.0.0.5", "[::1]:80", "localhost."):
+            assert client.get("/a", headers={"host": host}).status_code == 200, host
 
-    @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "192.168.0.7", "", "127.0.0.1.x", "@"])
-    def test_other_names_are_refused(self, serve, host):
+    def test_other_names_are_refused(self, serve):
         """A name that leads to 127.0.0.1 is not this host's: DNS rebinding."""
-        answer = serve().client().get("/a", headers={"host": host})
-        assert answer.status_code in (400, 421)
-        assert "page" not in answer.text
+        client = serve().client()
+        for host in ("evil.example", "localhost.evil.example", "192.168.0.7", "", "127.0.0.1.x", "@"):
+            answer = client.get("/a", headers={"host": host})
+            assert answer.status_code in (400, 421), host
+            assert "page" not in answer.text
 
-    @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-    def test_only_get(self, serve, method):
-        answer = serve().client().request(method, "/a")
-        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    def test_only_get(self, serve):
+        client = serve().client()
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
+            answer = client.request(method, "/a")
+            assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD"), method
 
     def test_pages_of_other_sites_get_nothing(self, serve):
         """As a part of theirs; a link of theirs leads here."""
@@ -208,11 +209,11 @@ class TestWithAToken:
         foreign = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
         assert client.post("/sign-in", data={"token": TOKEN}, headers=foreign).status_code == 403
 
-    @pytest.mark.parametrize("onward", ["//evil.example", "https://evil.example", "/\\evil.example", "/a\nb: c", ""])
-    def test_signing_in_leads_nowhere_else(self, serve, token, onward):
+    def test_signing_in_leads_nowhere_else(self, serve, token):
         client = serve(token_file=token).client()
-        found = client.post("/sign-in", data={"token": TOKEN, "next": onward})
-        assert found.headers["location"] == "/"
+        for onward in ("//evil.example", "https://evil.example", "/\\evil.example", "/a\nb: c", ""):
+            found = client.post("/sign-in", data={"token": TOKEN, "next": onward})
+            assert found.headers["location"] == "/", onward
 
     def test_a_long_form_is_not_read(self, serve, token):
         assert serve(token_file=token).client().post("/sign-in", data={"token": "x" * 100_000}).status_code == 401
