@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -71,9 +72,12 @@ if "TMPDIR" not in os.environ and has_room():
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.backup.emulators import Servers
     from tests.kafka import Kafka
 
-StoreMaker = Callable[[int], Path]
+StoreMaker = Callable[..., Path]
+"""What makes a recovery directory: called with the number of partitions, and perhaps a function of the directory, which
+gives the directory a history, with arguments of the function."""
 
 BEGUN = time.monotonic()
 
@@ -100,29 +104,31 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def store_maker() -> Iterator[StoreMaker]:
-    """Makes recovery directories in memory where there is some: copies of one that `init` made, so they are cheap."""
+    """Makes recovery directories in memory where there is some: copies of one that was made before, so they are
+    cheap."""
     with tempfile.TemporaryDirectory(prefix="recovery-", dir=MEMORY if MEMORY.is_dir() else None) as name:
-        root = Path(name)
-        made = 0
+        root, numbers = Path(name), itertools.count()
+        templates: dict[tuple[object, ...], Path] = {}
 
-        def make(count: int) -> Path:
-            nonlocal made
-            template = root / f"template-{count}"
-            if not template.exists():
+        def make(count: int, *history: Any) -> Path:
+            if (count, history) not in templates:
+                template = root / f"template-{next(numbers)}"
                 init_partitions(template, count)
-            made += 1
-            return Path(shutil.copytree(template, root / f"store-{made}"))
+                if history:
+                    history[0](template, *history[1:])
+                templates[count, history] = template
+            return Path(shutil.copytree(templates[count, history], root / f"store-{next(numbers)}"))
 
         yield make
 
 
 @pytest.fixture
 def make_store(store_maker: StoreMaker) -> Iterator[StoreMaker]:
-    """Makes initialised recovery directories of any number of partitions, removed after the test."""
+    """Makes recovery directories of any number of partitions, new ones or with a history, removed after the test."""
     made: list[Path] = []
 
-    def make(count: int) -> Path:
-        made.append(store_maker(count))
+    def make(*arguments: Any) -> Path:
+        made.append(store_maker(*arguments))
         return made[-1]
 
     yield make
@@ -143,6 +149,15 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     from tests.kafka import broker
 
     with broker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """Object stores of all tests that leave them running: starting one takes a second or two."""
+    from tests.backup.emulators import Servers
+
+    with Servers() as running:
         yield running
 
 

@@ -31,6 +31,7 @@ from recovery.values.keys import partition_of
 from recovery.wire.address import OwnerAddress, location
 from recovery.wire.run_client import Owner
 from tests.memory_store import MemoryDirectory, MemoryPartitions
+from tests.wire.serving import Serving
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = bytes(range(32))
@@ -44,6 +45,11 @@ _tasks = itertools.count()
 
 class OwnedDirectory(type(Path())):
     """A recovery directory whose tasks reach it through an owner's process."""
+
+
+class ReachedDirectory(type(Path())):
+    """A recovery directory whose tasks reach it as they reach an owner's process, which here is a server of this
+    process."""
 
 
 class ServedPlace:
@@ -149,6 +155,7 @@ class Driver:
     ) -> None:
         self.directory = directory
         self._owner: OwnerProcess | None = None
+        self._serving: Serving | None = None
         self.locations: Store | None = None
         memory = MemoryPartitions(directory) if isinstance(directory, MemoryDirectory) else None
         if memory is not None:
@@ -182,12 +189,18 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         if self._owner is not None:
             self._owner.stop()
+        if self._serving is not None:
+            self._serving.close()
         self.store.release()
 
     def task(self, attempt: int = 0) -> TaskStore:
         """A task's way to the partitions; release it. Every other one keeps its deltas for the next."""
         if isinstance(self.directory, OwnedDirectory):
             return reach(self.owner.address("127.0.0.1"), task_key=KEY, attempt=attempt)[0]
+        if isinstance(self.directory, ReachedDirectory):
+            if self._serving is None:
+                self._serving = Serving(self.store.address(self.lease), self.lease, self.count, self.store.scratch)
+            return reach(self._serving.address(), task_key=self._serving.key, attempt=attempt)[0]
         return reach(self.store.address(self.lease), keep=next(_tasks) % 2 == 1, task_key=KEY, attempt=attempt)[0]
 
     @property

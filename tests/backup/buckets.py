@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -80,11 +81,15 @@ def locked_bucket(server: Emulator, name: str, *, days: int, mode: str = "COMPLI
 
 
 def _made(server: Emulator, name: str, **options: Any) -> Bucket:
-    boto3 = pytest.importorskip("boto3", reason="boto3, which comes with moto, is not installed")
-    at = server.parameters.partition("=")[2].partition("&")[0]
-    client = boto3.client(
-        "s3", endpoint_url=f"http://{at}", region_name="us-east-1", aws_access_key_id="key",
-        aws_secret_access_key="not-a-real-secret",
-    )  # fmt: skip
+    client = _client(server.host)
     client.create_bucket(Bucket=name, **options)
     return Bucket(server, name, client)
+
+
+@functools.cache
+def _client(host: str) -> Any:
+    boto3 = pytest.importorskip("boto3", reason="boto3, which comes with moto, is not installed")
+    return boto3.client(
+        "s3", endpoint_url=f"http://{host}", region_name="us-east-1", aws_access_key_id="key",
+        aws_secret_access_key="not-a-real-secret",
+    )  # fmt: skip

@@ -79,9 +79,7 @@ def hosts(request, tmp_path) -> Iterator[Hosts]:
 @pytest.fixture
 def store(make_store) -> Path:
     """Three partitions with five epochs."""
-    directory = make_store(3)
-    work(directory, 5)
-    return directory
+    return make_store(3, work, 5)
 
 
 @pytest.fixture

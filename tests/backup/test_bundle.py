@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -55,21 +56,27 @@ class Bucket:
         return self._inner.read_range(name, offset, size)
 
 
-@pytest.fixture(autouse=True)
-def _few(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def _few():
     """A place with four manifests has many."""
-    monkeypatch.setattr(bundle, "FEW", 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundle, "FEW", 4)
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(store_maker, tmp_path_factory) -> Path:
+    """A dozen backups of a directory, most of them in chains, of which the heads are objects."""
+    directory, place = store_maker(2), tmp_path_factory.mktemp("made") / "bucket"
+    for _ in range(BACKUPS):
+        work(directory, 1)
+        back_up(directory, Bucket(place), incremental=True)
+    return place
 
 
 @pytest.fixture
-def bucket(make_store, tmp_path) -> Bucket:
-    """A dozen backups of a directory, most of them in chains, of which the heads are objects."""
-    directory, made = make_store(2), Bucket(tmp_path / "bucket")
-    for _ in range(BACKUPS):
-        work(directory, 1)
-        back_up(directory, made, incremental=True)
-    made.asked.clear()
-    return made
+def bucket(made, tmp_path) -> Bucket:
+    return Bucket(Path(shutil.copytree(made, tmp_path / "bucket")))
 
 
 def afresh(bucket: Bucket) -> Listing:

@@ -52,9 +52,7 @@ class CountingTarget(DirectoryPlace):
 @pytest.fixture
 def store(make_store) -> Path:
     """Two partitions with state."""
-    directory = make_store(2)
-    fill(directory)
-    return directory
+    return make_store(2, fill)
 
 
 def test_a_later_backup_reads_no_earlier_manifest_again(store, tmp_path):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -22,7 +20,8 @@ from recovery.errors import BackupTargetError, UnsupportedVersionError
 from recovery.places.directory import DirectoryPlace
 from tests.backup.support import states, work
 from tests.backup.test_incremental import fill
-from tests.stores import ROOT, Driver, run_python
+from tests.forks import Forked, run_code
+from tests.stores import Driver
 
 
 def call(*arguments: object, code: int = 0) -> str:
@@ -35,9 +34,7 @@ def call(*arguments: object, code: int = 0) -> str:
 @pytest.fixture
 def store(make_store) -> Path:
     """Three partitions with five epochs."""
-    directory = make_store(3)
-    work(directory, 5)
-    return directory
+    return make_store(3, work, 5)
 
 
 def test_back_and_forth(store, tmp_path):
@@ -282,10 +279,8 @@ def test_the_directory_from_the_environment(store, tmp_path, monkeypatch):
 def test_every_repeats_until_a_signal(store, tmp_path, number):
     """A backup after each interval, a line of JSON each; a signal ends it with code 0. Each stores what has changed,
     and one may be made between two partitions' commits."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "recovery", "backup", str(store), str(tmp_path / "dest"), "--every", "0.05", "--json"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    words = ["backup", store, tmp_path / "dest", "--every", "0.05", "--json"]
+    process = Forked(["-m", "recovery", *words], stdout=subprocess.PIPE, text=True)
     try:
         first = json.loads(process.stdout.readline())
         with Driver(store) as run:
@@ -318,7 +313,7 @@ signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))
 os.kill(os.getpid(), signal.SIGALRM)
 assert not signals.came_within(0)
 module.STOPPING_NUMBERS |= {signal.SIGALRM}
-for _ in range(20_000):
+for _ in range(5_000):
     signal.setitimer(signal.ITIMER_REAL, generator.uniform(2e-6, 6e-5))
     assert signals.came_within(3600)
     signals._came = False
@@ -326,5 +321,5 @@ for number in (signal.SIGINT, signal.SIGTERM):
     os.kill(os.getpid(), number)
     assert signals.came_within(3600)
 """
-    done = run_python(code)
+    done = run_code(code)
     assert done.returncode == 0, done.stderr

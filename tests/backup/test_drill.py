@@ -31,9 +31,7 @@ from tests.ui.support import ask, served
 @pytest.fixture
 def store(make_store) -> Path:
     """Three partitions with five epochs."""
-    directory = make_store(3)
-    work(directory, 5)
-    return directory
+    return make_store(3, work, 5)
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["backups", "plain copies"])

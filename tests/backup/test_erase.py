@@ -79,18 +79,23 @@ def wanted(directory: Path) -> SoughtKeys:
 class Copies:
     """A directory with a history, a place with backups and a chain of it, and a standby."""
 
-    def __init__(self, directory: Path, root: Path, seed: int = 1) -> None:
+    def __init__(self, directory: Path, root: Path) -> None:
         self.directory, self.root = directory, root
         self.place = DirectoryPlace(root / "place")
         self.standby = root / "standby"
-        self.history = history(directory, seed, executions=2)
         self.wanted = wanted(directory)
-        self.back_up()
+
+    @classmethod
+    def of(cls, directory: Path, root: Path) -> Copies:
+        """Make the backups and the standby of a directory."""
+        made = cls(directory, root)
+        made.back_up()
         for _ in range(3):
-            self.write()
-            self.back_up(incremental=True)
-        followed(root / "place", self.standby)
-        assert traces(self.unpacked(), SECRET)
+            made.write()
+            made.back_up(incremental=True)
+        followed(root / "place", made.standby)
+        assert traces(made.unpacked(), SECRET)
+        return made
 
     def write(self) -> None:
         with Driver(self.directory, (STEP, OTHER, WAITING), backup_interval_s=3600.0) as run:
@@ -118,15 +123,26 @@ class Copies:
         return self.root / name
 
 
+@pytest.fixture(scope="module")
+def made(store_maker, tmp_path_factory) -> Copies:
+    return Copies.of(store_maker(COUNT, history, 1, 2), tmp_path_factory.mktemp("copies"))
+
+
 @pytest.fixture
-def copies(make_store, tmp_path) -> Copies:
-    return Copies(make_store(COUNT), tmp_path)
+def copies(made, tmp_path) -> Copies:
+    """As if they had been made where the test has them."""
+    for origin in (made.directory, made.root / "place", made.standby):
+        shutil.copytree(origin, tmp_path / origin.name)
+    copies = Copies(tmp_path / made.directory.name, tmp_path)
+    for file in (copies.directory / "last-backup.json", copies.standby / "standby.json"):
+        file.write_text(file.read_text().replace(str(made.root), str(tmp_path)))
+    return copies
 
 
 @pytest.mark.parametrize("seed", seeds(40))
 def test_a_place_holds_one_backup_without_the_key(make_store, tmp_path, seed):
     """Which restores every epoch that the directory holds; no object has a byte of the key, unpacked or not."""
-    copies = Copies(make_store(COUNT), tmp_path, seed)
+    copies = Copies.of(make_store(COUNT, history, seed, 2), tmp_path)
     before = states(copies.directory)
     assert erased(copies.directory) is not None
     found = PlaceSearch(copies.place, copies.wanted).found()

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -30,20 +30,16 @@ from tests.backup.support import bring_back
 from tests.backup.test_erase import wanted
 from tests.backup.test_tools import litestream_config, wait_for_replica
 from tests.cli.test_erase import command, erase
+from tests.forks import Forked
 from tests.operational.person import OTHER, PERSON, SECRET, WAITING, apply, history, traces
 from tests.stores import STEP, Driver, paths_of, problems
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[Emulator]:
-    """moto, for all tests of the module."""
-    with emulators.moto() as started:
-        yield started
+from tests.wire.serving import proxy
 
 
 @pytest.fixture
-def reached(s3, monkeypatch) -> Emulator:
-    """The server, with credentials in the environment."""
+def reached(servers, monkeypatch) -> Emulator:
+    """moto's server, with credentials in the environment."""
+    s3 = servers.of(emulators.moto)
     for name, value in s3.environ.items():
         monkeypatch.setenv(name, value)
     return s3
@@ -52,9 +48,7 @@ def reached(s3, monkeypatch) -> Emulator:
 @pytest.fixture
 def store(make_store) -> Path:
     """A directory in which the person occurs."""
-    directory = make_store(2)
-    history(directory, 1, executions=1)
-    return directory
+    return make_store(2, history, 1, 1)
 
 
 def backed_up(directory: Path, place: str) -> None:
@@ -203,40 +197,42 @@ def test_a_bucket_that_nobody_can_look_into_is_not_called_complete(reached, stor
 
 
 @pytest.mark.parametrize("kind", ["gs", pytest.param("abfs", marks=pytest.mark.long)])
-def test_what_other_buckets_keep_is_said(store, tmp_path, monkeypatch, kind):
+def test_what_other_buckets_keep_is_said(store, tmp_path, servers, monkeypatch, kind):
     """Google Cloud Storage and Azure keep removed objects for some days, which no client of theirs here can see: the
     exit code says that a copy may hold the key. No object that can be seen does."""
-    with emulators.gcp() if kind == "gs" else emulators.azurite(tmp_path / "azurite") as server:
-        for name, value in server.environ.items():
-            monkeypatch.setenv(name, value)
-        place = server.place("copies")
-        assert command("backup", store, place).exit_code == 0
-        looked = erase(store, "--key", PERSON, "--place", place, "--dry-run")
-        assert "not looked at: what the" in looked.stdout
-        done = erase(store, "--key", PERSON, "--place", place, "--yes", "--json")
-        assert done.exit_code == ErasureIncompleteError.exit_code, done.output
-        [copy] = json.loads(done.stdout)["copies"]
-        assert copy["left"] == []
-        assert "soft-deleted" in copy["unseen"]
-        assert command("restore", place, tmp_path / "back").exit_code == 0
-        assert traces(tmp_path / "back", SECRET) == []
-        again = erase(store, "--key", PERSON, "--place", place, "--yes")
-        assert again.exit_code == StateNotFoundError.exit_code
-        assert "(not looked at: what the" in again.stderr
-        history(store, 2, executions=1)
-        done = erase(store, "--key", PERSON, "--place", place, "--yes", "--json")
-        assert done.exit_code == ErasureIncompleteError.exit_code
-        [copy] = json.loads(done.stdout)["copies"]
-        assert (copy["held"], copy["left"]) == ([], [])
-        assert "soft-deleted" in copy["unseen"]
+    server = servers.of(emulators.gcp if kind == "gs" else emulators.azurite)
+    for name, value in server.environ.items():
+        monkeypatch.setenv(name, value)
+    place = server.place("kept")
+    assert command("backup", store, place).exit_code == 0
+    looked = erase(store, "--key", PERSON, "--place", place, "--dry-run")
+    assert "not looked at: what the" in looked.stdout
+    done = erase(store, "--key", PERSON, "--place", place, "--yes", "--json")
+    assert done.exit_code == ErasureIncompleteError.exit_code, done.output
+    [copy] = json.loads(done.stdout)["copies"]
+    assert copy["left"] == []
+    assert "soft-deleted" in copy["unseen"]
+    assert command("restore", place, tmp_path / "back").exit_code == 0
+    assert traces(tmp_path / "back", SECRET) == []
+    again = erase(store, "--key", PERSON, "--place", place, "--yes")
+    assert again.exit_code == StateNotFoundError.exit_code
+    assert "(not looked at: what the" in again.stderr
+    history(store, 2, executions=1)
+    done = erase(store, "--key", PERSON, "--place", place, "--yes", "--json")
+    assert done.exit_code == ErasureIncompleteError.exit_code
+    [copy] = json.loads(done.stdout)["copies"]
+    assert (copy["held"], copy["left"]) == ([], [])
+    assert "soft-deleted" in copy["unseen"]
 
 
-def test_a_place_that_fails_is_named_without_its_password(store, monkeypatch):
+def test_a_place_that_fails_is_named_without_its_password(store, servers, monkeypatch):
     """Although the address that the command was given has one."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
-    with emulators.moto() as server:
-        place = server.place("copies").replace("://", "://key:not-a-real-secret@")
+    server = servers.of(emulators.moto)
+    with proxy(int(server.host.rpartition(":")[2])) as before:
+        place = server.place("fails").replace("://", "://key:not-a-real-secret@")
+        place = place.replace(server.host, f"127.0.0.1:{before.port}")
         made = command("backup", store, place)
         assert made.exit_code == 0, made.output
         access, sought = OwnerAccess(), wanted(store)
@@ -254,8 +250,8 @@ def test_a_standby_that_follows_meanwhile(store, tmp_path):
     key from the place by itself, and afterwards the command finds nothing there."""
     place, standby = tmp_path / "place", tmp_path / "standby"
     backed_up(store, str(place))
-    words = [sys.executable, "-m", "recovery", "follow", str(place), str(standby), "--every", "0.2s"]
-    follower = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words = ["-m", "recovery", "follow", place, standby, "--every", "0.2s"]
+    follower = Forked(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         eventually(lambda: bool(traces(standby, SECRET)))
         named = erase(store, "--key", PERSON, "--place", place, "--standby", standby, "--yes", "--json")

@@ -7,8 +7,6 @@ import errno
 import itertools
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -24,8 +22,9 @@ from recovery.places.directory import DirectoryPlace
 from recovery.places.protocol import PlaceEntry
 from recovery.planning.backups import KeepRule, parse_keep
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
+from tests.forks import run_code
 from tests.shares import some, steps, strided
-from tests.stores import ROOT, alter, paths_of
+from tests.stores import alter, paths_of
 
 NOW_MS = 4_000_000_000_000
 DAY_MS = 86_400_000
@@ -89,9 +88,7 @@ class FailingTarget:
 @pytest.fixture
 def store(make_store) -> Path:
     """Two partitions with three epochs."""
-    directory = make_store(2)
-    work(directory, 3)
-    return directory
+    return make_store(2, work, 3)
 
 
 @pytest.fixture
@@ -472,11 +469,7 @@ def test_a_killed_restore_is_cleared_by_the_next(store, tmp_path):
         "main(['restore', *sys.argv[1:]])\n"
     )
     new = tmp_path / "new"
-    killed = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "dest"), str(new)], timeout=60, check=False, capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert killed.returncode < 0
+    assert run_code(code, tmp_path / "dest", new).returncode < 0
     assert sorted(path.name.split("-")[0] for path in new.iterdir()) == [".restore", "part", "restored.json"]
     bring_back(tmp_path / "dest", new, tmp_path)
     assert_sound(new)

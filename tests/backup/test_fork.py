@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from recovery.storage.origin import read_origins
 from recovery.storage.scan import scan
 from tests.backup.support import assert_sound, states, work
 from tests.backup.writer import state_of, wait_until_closed, writing
+from tests.forks import Forked
 from tests.stores import ROOT, STEP, Driver, alter, paths_of, problems, state_at
 
 CLONING = os.environ.get("RECOVERY_TEST_CLONING_DIRECTORY")
@@ -53,9 +53,7 @@ def up_to(directory, epoch):
 @pytest.fixture
 def store(make_store):
     """Three partitions with four epochs."""
-    directory = make_store(3)
-    work(directory, 4)
-    return directory
+    return make_store(3, work, 4)
 
 
 @pytest.mark.parametrize("epoch", [None, 4, 2, 0])
@@ -255,10 +253,8 @@ print("ended", number, twice, flush=True)
 def killed_at_file_operations(store, root, first, step):
     """Kill a fork at some of its system calls, and the next call now and then; returns how many kills."""
     before, expected = contents(store), up_to(store, 2)
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(store), str(root), str(first), str(step)],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    words = ["-c", KILLED, store, root, first, step]
+    process = Forked(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     kills = 0
     with process:
         for line in process.stdout:

@@ -29,9 +29,14 @@ NEWER_ID = "29990101T000000.000Z-bad1"
 
 
 @pytest.fixture
+def store_dir(make_store) -> Path:
+    """Two partitions with three epochs."""
+    return make_store(2, work, 3)
+
+
+@pytest.fixture
 def place(store_dir, tmp_path) -> Path:
     """A place with one sound backup."""
-    work(store_dir, 3)
     back_up(store_dir, tmp_path / "copies")
     return tmp_path / "copies"
 

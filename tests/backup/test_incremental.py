@@ -143,13 +143,12 @@ def test_every_backup_of_a_random_history_is_what_a_whole_copy_would_be(make_sto
     """Runs, crashes, rewinds, folding, collecting, edits and operational state; chains are merged and begin again."""
     monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
     chance = random.Random(seed)
-    directory = make_store(2)
-    fill(directory)
+    directory = make_store(2, fill)
     history = History(directory, chance)
     target = DirectoryPlace(tmp_path / "dest")
     expected = {}
     linked = merged = 0
-    for _ in range(30):
+    for _ in range(20):
         history.go_on()
         if chance.random() < 0.7:
             made = back_up(directory, target, incremental=True, check=chance.random() < 0.1)
@@ -206,9 +205,7 @@ def fill(directory: Path) -> None:
 @pytest.fixture
 def store(make_store) -> Path:
     """Two partitions with state, and their first backup would be whole."""
-    directory = make_store(2)
-    fill(directory)
-    return directory
+    return make_store(2, fill)
 
 
 class TestWhatIsStored:

@@ -33,9 +33,7 @@ def tmp_path(tmp_path_factory) -> Iterator[Path]:
 def store(make_store, monkeypatch) -> Path:
     """Two partitions with state. Chains are merged with every third link."""
     monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
-    directory = make_store(2)
-    fill(directory)
-    return directory
+    return make_store(2, fill)
 
 
 def change(directory: Path) -> None:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -44,6 +43,7 @@ from recovery.storage.sqlite.file.connections import connect
 from tests.backup.lazy_run import changes, close_epochs, state_of
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.backup.test_commands import call
+from tests.forks import Forked, run
 from tests.shares import some
 from tests.stores import ROOT, Driver, alter, paths_of, problems, state_at
 
@@ -208,11 +208,8 @@ def test_after_a_restart_of_the_machine(lazy):
 
 def killed(directory: Path, point: str, epochs: int = 3) -> bool:
     """Run, and be killed at a point; return whether it was reached."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.backup.lazy_run", str(directory), str(epochs)],
-        cwd=ROOT, env={**os.environ, VARIABLE: f"hydrate.{point}" if point else ""}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    words = ["-m", "tests.backup.lazy_run", directory, epochs]
+    done = run(words, cwd=ROOT, env={**os.environ, VARIABLE: f"hydrate.{point}" if point else ""})
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode != 0
 
@@ -271,7 +268,7 @@ def test_several_processes(lazy, epochs):
         ["-m", "tests.backup.lazy_run", str(lazy), str(epochs)],
         ["-c", HYDRATE, str(lazy)],
     ]
-    processes = [subprocess.Popen([sys.executable, *each], cwd=ROOT, stdout=subprocess.PIPE) for each in commands]
+    processes = [Forked(each, cwd=ROOT, stdout=subprocess.PIPE) for each in commands]
     try:
         looks = 0
         while any(process.poll() is None for process in processes):

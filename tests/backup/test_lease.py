@@ -32,9 +32,9 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def stores(request, tmp_path_factory):
+def stores(request, tmp_path_factory, servers):
     """Each kind of store, for all tests of the module."""
-    with store(request.param, tmp_path_factory.mktemp("place")) as found:
+    with store(request.param, tmp_path_factory.mktemp("place"), servers) as found:
         yield found
 
 

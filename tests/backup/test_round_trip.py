@@ -56,9 +56,7 @@ def files(directory: Path) -> dict[str, str]:
 @pytest.fixture
 def store(make_store) -> Path:
     """Three partitions with five epochs."""
-    directory = make_store(3)
-    work(directory, 5)
-    return directory
+    return make_store(3, work, 5)
 
 
 class TestBackup:

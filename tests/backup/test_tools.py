@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from recovery.storage.scan import scan
 from tests.backup.emulators import script
 from tests.backup.support import assert_sound, back_up, bring_back, work
 from tests.backup.writer import state_of, wait_until_closed, writing
+from tests.forks import Forked
 from tests.stores import paths_of, run_python, state_at
 
 # What `sqlite3 FILE ".backup COPY"` does, by the other SQLite library of this machine.
@@ -62,10 +62,8 @@ def test_the_newest_backup_of_a_killed_run(make_store, tmp_path):
     store = make_store(2)
     with writing(store) as run:
         wait_until_closed(run, 3)
-        backups = subprocess.Popen(
-            [sys.executable, "-m", "recovery", "backup", str(store), str(tmp_path / "dest"), "--every", "0.01"],
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        words = ["backup", store, tmp_path / "dest", "--every", "0.01"]
+        backups = Forked(["-m", "recovery", *words], stdout=subprocess.PIPE, text=True)
         for _ in range(5):
             line = backups.stdout.readline()
         backups.kill()

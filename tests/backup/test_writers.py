@@ -52,9 +52,7 @@ ONE = [KeepRule(count=1)]
 @pytest.fixture
 def a(make_store) -> Path:
     """The directory of site A, with three epochs."""
-    directory = make_store(2)
-    work(directory, 3)
-    return directory
+    return make_store(2, work, 3)
 
 
 @pytest.fixture
@@ -352,7 +350,7 @@ def test_a_user_who_may_not_write_to_the_directory(a, place, monkeypatch):
 def test_a_random_history_of_two_sites(a, tmp_path, seed):
     """Edits, backups, restores, promotions, copies, kills, and clocks that jump by seconds and days."""
     sites = Sites(tmp_path, a, random.Random(seed))
-    for _ in range(25):
+    for _ in range(15):
         sites.step()
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.forks import Forked
 from tests.stores import ROOT, STEP, Driver, State
 
 KEYS = 60
@@ -53,10 +54,8 @@ def write(directory: Path, pause_s: float) -> None:
 @contextlib.contextmanager
 def writing(directory: Path, pause_s: float = 0.005) -> Iterator[subprocess.Popen]:
     """A writer in a process of its own, killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.backup.writer", str(directory), str(pause_s)],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    words = ["-m", "tests.backup.writer", directory, pause_s]
+    process = Forked(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         yield process
     finally:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from recovery import ConfigurationError, HistoryLossError, RecoveryConfig, init_partitions
 from recovery.cli import main
 from recovery.cli.run import asking
+from tests.forks import run
 from tests.shares import first
 from tests.stores import Driver
 
@@ -97,11 +98,7 @@ def test_nobody_can_answer(db, words, as_json):
     """The error names the option that answers, also in JSON, and nothing changed; with the option the command works."""
     before = content(db, "x"), content(db, "y")
     words = [str(db) if word == "DIR" else word for word in words]
-    command = [sys.executable, "-m", "recovery", *words]
-    done = subprocess.run(
-        [*command, *(["--json"] if as_json else [])], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        check=False, timeout=60,
-    )  # fmt: skip
+    done = run(["-m", "recovery", *words, *(["--json"] if as_json else [])], stdin=subprocess.DEVNULL)
     assert done.returncode == ConfigurationError.exit_code, done.stderr
     assert "Aborted" not in done.stderr
     remedy = json.loads(done.stdout)["remedy"] if as_json else done.stderr
@@ -119,9 +116,9 @@ def test_an_answer_in_a_pipe_counts(db):
 
 def test_a_process_without_standard_input(db):
     """A command whose standard input is closed names the option that answers, too."""
-    code = "import os, sys; os.close(0); os.execv(sys.executable, sys.argv[1:])"
     words = [sys.executable, "-m", "recovery", "state", "clear", str(db), "x"]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=60)
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == ConfigurationError.exit_code
     assert "add --yes" in done.stderr
     assert "Traceback" not in done.stderr
@@ -130,15 +127,10 @@ def test_a_process_without_standard_input(db):
 def test_an_editor_needs_a_terminal(db, monkeypatch):
     """Without one, and without a named editor, the error names the commands for scripts."""
     environment = {name: value for name, value in os.environ.items() if name not in ("EDITOR", "VISUAL")}
-    command = [sys.executable, "-m", "recovery", "state", "edit", str(db), "x"]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60, env=environment
-    )  # fmt: skip
+    command = ["-m", "recovery", "state", "edit", db, "x"]
+    done = run(command, stdin=subprocess.DEVNULL, env=environment)
     assert done.returncode == ConfigurationError.exit_code
     assert "`state get` and `state set`" in done.stderr
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60,
-        env={**environment, "EDITOR": "sed -i s/1/7/"},
-    )  # fmt: skip
+    done = run(command, stdin=subprocess.DEVNULL, env={**environment, "EDITOR": "sed -i s/1/7/"})
     assert done.returncode == 0, done.stderr
     assert content(db, "x") == {"a": 7}

@@ -57,9 +57,7 @@ OTHER_PERSON = "k1"
 @pytest.fixture
 def store(make_store) -> Path:
     """A directory in which the person occurs in two steps and in quarantine."""
-    directory = make_store(2)
-    history(directory, 1)
-    return directory
+    return make_store(2, history, 1)
 
 
 def test_a_person_is_erased(store, tmp_path):

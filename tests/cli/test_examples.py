@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -23,6 +22,7 @@ from recovery.storage.initialize import init_partitions
 from tests.backup.support import work
 from tests.cli.reference import below
 from tests.cli.test_quarantine import written
+from tests.forks import Forked
 from tests.importing.theirs import word_count
 from tests.operators.support import write_job
 from tests.stores import ROOT, SpreadDirectory
@@ -60,16 +60,16 @@ def words_of(command: str) -> list[str]:
     return shlex.split(line)
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with what the examples name."""
-    monkeypatch.setenv("EDITOR", "true")
-    with contextlib.chdir(tmp_path):
+    root = tmp_path_factory.mktemp("examples")
+    with contextlib.chdir(root):
         init_partitions("db", 2)
         init_partitions("new-db", 2)
         init_partitions("native-db", 2)
         work(Path("db"), 5)
-        written(tmp_path / "bad-db")
+        written(root / "bad-db")
         write_job(Path("job"), batch=4)
         word_count(Path("theirs"), {"to": 2})
         Path("words.txt").write_text("to\nbe\n")
@@ -81,7 +81,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         Path("orders.py").write_text(FLOW)
         for words in (["hwm", "set", "db/", "orders.id", "200"], ["state", "set", "db/", "notes/first", "{}"]):
             assert CliRunner().invoke(main, words).exit_code == 0
-        yield tmp_path
+    return root
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that directory, which is the working directory."""
+    monkeypatch.setenv("EDITOR", "true")
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(made, tmp_path, dirs_exist_ok=True))
 
 
 def test_each_command_has_one() -> None:
@@ -126,10 +134,7 @@ def test_it_works_until_a_signal(here: Path, command: str) -> None:
         assert CliRunner().invoke(main, before.split()).exit_code == 0
     init_partitions("part", 2)
     words = [re.sub(r"^:\d+$", ":0", each) for each in words_of(command)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "recovery", *words], env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as process:  # fmt: skip
+    with Forked(["-m", "recovery", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout is not None
             assert any(SERVE[command] in line.replace(f"{here}/", "") for line in process.stdout)

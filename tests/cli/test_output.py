@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from recovery.cli import SECTIONS, main
-from tests.forks import run
+from tests.forks import run, run_code
 from tests.stores import Driver
 
 FULL = Path("/dev/full")
@@ -69,9 +69,8 @@ def test_standard_error_on_a_full_disk(ran, tmp_path):
 
 def test_a_process_without_standard_streams(ran, tmp_path):
     """As a supervisor may start one: it does its work, and its exit code says how that went."""
-    code = "import os, sys; os.close(1); os.close(2); os.execv(sys.executable, sys.argv[1:])"
     for words, expected in ((["status", ran], 0), (["status", tmp_path / "nowhere"], 20)):
-        command = [sys.executable, "-c", code, sys.executable, "-m", "recovery", *map(str, words)]
+        command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-m", "recovery", *map(str, words)]
         assert subprocess.run(command, timeout=60, check=False).returncode == expected
 
 
@@ -195,8 +194,5 @@ def test_the_shell_completes_commands_and_options():
     """As click's scripts for shells ask for it."""
     for words, expected in (("recovery sta", ["status", "state"]), ("recovery run --snap", ["--snapshot-interval"])):
         asked = {"_RECOVERY_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-        code = "from recovery.__main__ import main; main('recovery')"
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, timeout=60
-        )
+        done = run_code("from recovery.__main__ import main; main('recovery')", env=asked)
         assert sorted(done.stdout.split()) == sorted(f"plain,{each}" for each in expected)

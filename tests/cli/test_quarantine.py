@@ -20,6 +20,7 @@ from recovery.operational.steps.quarantine import READ_BYTES, READ_ENTRIES
 from recovery.storage.history import KeyState
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.repartition import MOST_COPIES
 from recovery.storage.seam import BatchCount
 from recovery.storage.snapshot import Snapshot
 from recovery.values.keys import partition_of
@@ -212,7 +213,7 @@ def many(directory: Path, keys: int, entries: int, size: int) -> Path:
 
 @pytest.mark.parametrize(
     ("keys", "entries", "size"),
-    [(2500, 1, 1), (1, 2500, 1), (3, 4, 3 << 20), pytest.param(100_000, 1, 1, marks=pytest.mark.long)],
+    [(1500, 1, 1), (1, 1500, 1), (2, 2, 3 << 20), pytest.param(100_000, 1, 1, marks=pytest.mark.long)],
 )
 def test_many_rows_and_large_ones(tmp_path, monkeypatch, keys, entries, size):
     """Are read some at a time, by calls for many; `drop` reads none."""
@@ -331,7 +332,7 @@ def test_rows_in_quarantine_move_with_their_keys(store, tmp_path):
     listed, exported = said("list", store), command("export", store).stdout
     assert invoke("repartition", store, tmp_path / "five", 5).exit_code == 0
     # Many partitions are written in another way than few.
-    assert invoke("repartition", store, tmp_path / "many", 40).exit_code == 0
+    assert invoke("repartition", store, tmp_path / "many", MOST_COPIES + 1).exit_code == 0
     assert invoke("fork", store, tmp_path / "fork").exit_code == 0
     assert invoke("backup", store, tmp_path / "backup").exit_code == 0
     assert invoke("restore", tmp_path / "backup", tmp_path / "restored").exit_code == 0

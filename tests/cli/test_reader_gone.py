@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import os
 
 import click
 import pytest
@@ -12,35 +10,16 @@ import pytest
 from recovery.cli import main
 from recovery.cli.common import READER_GONE
 from tests.backup.support import back_up, work
-
-# Each command in a process of its own, forked by one that has imported everything.
-FORKING = """
-import gc, json, os, sys
-from recovery.cli import main
-import recovery.backup.make, recovery.backup.restore, recovery.places.opening
-codes = []
-# What a child inherits, it need not look at when it ends.
-gc.freeze()
-for words in json.load(sys.stdin):
-    pid = os.fork()
-    if pid == 0:
-        reading, writing = os.pipe()
-        os.close(reading)
-        os.dup2(writing, 1)
-        sys.stdout = open(1, "w")
-        sys.argv = ["recovery", *words]
-        main(prog_name="recovery")
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-print(json.dumps(codes))
-"""
+from tests.forks import run
 
 
 def codes(commands: list[list[str]]) -> tuple[list[int], str]:
     """The exit codes of commands that write into a pipe that nobody reads, and what they said on standard error."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING], input=json.dumps(commands), capture_output=True, text=True, timeout=300
-    )
-    return json.loads(done.stdout), done.stderr
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as nobody:
+        done = [run(["-m", "recovery", *words], stdout=nobody) for words in commands]
+    return [each.returncode for each in done], "".join(each.stderr for each in done)
 
 
 def all_commands(command: click.Command = main, words: tuple[str, ...] = ()) -> list[list[str]]:

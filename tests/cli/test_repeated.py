@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +20,9 @@ from recovery.backup.sources import open_source
 from recovery.base.clock import SystemClock
 from recovery.cli import main
 from recovery.places.opening import lasting_place, open_place
-from recovery.storage.initialize import init_partitions
 from tests.backup.support import work
+from tests.forks import Forked
 from tests.operators.support import write_job
-from tests.stores import ROOT
 
 SECOND = {
     # command, what goes before it, exit code of the second time, what that says
@@ -77,11 +76,10 @@ backup has a manifest, and each drill a note."""
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path) -> Iterator[Path]:
+def here(make_store: Callable[..., Path], tmp_path: Path) -> Iterator[Path]:
     """An empty directory with a store of three partitions and five epochs, and a Spark checkpoint."""
     with contextlib.chdir(tmp_path):
-        init_partitions("db", 3)
-        work(Path("db"), 5)
+        shutil.copytree(make_store(3, work, 5), "db")
         write_job(Path("job"), batch=4)
         yield tmp_path
 
@@ -111,10 +109,11 @@ def test_a_second_time_changes_nothing_and_says_so(case: str) -> None:
         call(each)
     if case != "init of another number":
         call(command)
-    there = contents()
+    before_it = contents()
     result = call(command, code)
     assert says in result.output
-    changed = {name for name in {*there, *contents()} if there.get(name) != contents().get(name)}
+    after = contents()
+    changed = {name for name in {*before_it, *after} if before_it.get(name) != after.get(name)}
     assert not [name for name in changed if not re.fullmatch(CHANGES.get(case, ""), Path(name).name)]
 
 
@@ -195,10 +194,8 @@ def test_a_follower_that_was_stopped_goes_on(here: Path) -> None:
     """SIGTERM ends it with 0; started again, it applies what came meanwhile."""
     call("backup db place --incremental")
     for epoch in (5, 6):
-        following = subprocess.Popen(
-            [sys.executable, "-m", "recovery", "follow", "place", "new", "--every", "100ms"],
-            env={"PYTHONPATH": str(ROOT), "PATH": ""}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        words = ["-m", "recovery", "follow", "place", "new", "--every", "100ms"]
+        following = Forked(words, env={"PATH": ""}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             until_s = time.monotonic() + 60
             while (line := following.stdout.readline()) and not line.startswith(f"epoch {epoch},"):

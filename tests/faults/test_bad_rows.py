@@ -42,6 +42,8 @@ EDIT_POINTS = [
 ]  # fmt: skip
 """The crash points that an edit comes by."""
 BAD_VALUES = {3, 7}
+NEVER = ("", 1)
+"""No point, and its first visit."""
 Output = list[tuple[str, int]]
 
 
@@ -89,7 +91,6 @@ class Bad:
         self.seed, self.hold, self.kept = seed, hold, directory
         self.outputs = root / f"{directory.name}-outputs"
         self.outputs.mkdir()
-        self.kills = 0
         self.owner: ForkedOwner | None = None
         self.directory = directory
         if owned:
@@ -127,7 +128,6 @@ class Bad:
             self.owner.end(signal.SIGTERM)
             assert died or code == 0
             code = -signal.SIGKILL if died else code
-        self.kills += code == -signal.SIGKILL
         return code
 
     def run(self, batches: int, values: set[int], point: str = "", visit: int = 1) -> int:
@@ -165,23 +165,24 @@ class Bad:
         assert Counter(shown) == Counter(output)
 
 
-def killed_and_resumed(history: Bad, phase: str, point: str, visit: int) -> None:
-    """Kill one phase of a history at a point, then do it again, and go on."""
+def killed_and_resumed(history: Bad, deaths: dict[str, tuple[str, int]]) -> set[str]:
+    """Kill phases of a history, each at a point and a visit, then do each again, and go on. Returns the phases in which
+    the point was come by."""
     model, output = Model(history.hold, timeouts=False), Output()
-    dies = lambda one: (point, visit) if one == phase else ("", 1)  # noqa: E731
-    history.run(BAD, BAD_VALUES, *dies("quarantine"))
+    codes: dict[str, int] = {}
+    codes["quarantine"] = history.run(BAD, BAD_VALUES, *deaths.get("quarantine", NEVER))
     assert history.run(BAD, BAD_VALUES) == 0
     Faults.values = BAD_VALUES
     for batch in range(BAD):
         output += model.run(rows_of(history.seed, batch), 0)
     history.check(model, output)
     assert model.waiting()
-    history.mark(*dies("mark"))
+    codes["mark"] = history.mark(*deaths.get("mark", NEVER))
     history.check(model, output)
     assert history.mark() == 0
     assert history.waiting().replays
     model.marked = set(model.waiting())
-    history.run(ALL, set(), *dies("replay"))
+    codes["replay"] = history.run(ALL, set(), *deaths.get("replay", NEVER))
     assert history.run(ALL, set()) == 0
     Faults.values = set()
     for batch in range(BAD, ALL):
@@ -191,41 +192,42 @@ def killed_and_resumed(history: Bad, phase: str, point: str, visit: int) -> None
     if history.owner is not None:
         history.owner.end(signal.SIGTERM)
     assert problems(history.kept) == []
+    return {phase for phase, code in codes.items() if code == -signal.SIGKILL}
 
 
-CASES = [
-    *one_in(6, ["quarantine", "replay"], POINTS, ["key", "no"], ["files"]),
-    *one_in(6, ["mark"], EDIT_POINTS, ["key", "no"], ["files"]),
-    *one_in(24, ["quarantine", "replay"], POINTS, ["key", "no"], ["owner"]),
-    *one_in(12, ["mark"], EDIT_POINTS, ["key", "no"], ["owner"]),
-]
+HOLDS = ["key", "no"]
+CASES = [*one_in(8, POINTS, HOLDS, ["files"]), *one_in(24, POINTS, HOLDS, ["owner"])]
 INPUTS = int(os.environ.get("RECOVERY_TEST_BAD_ROW_INPUTS", "1"))
 
 
-@pytest.mark.parametrize(("phase", "point", "hold", "where"), CASES)
-def test_killed_at_a_crash_point(phase, point, hold, where, make_store, tmp_path, monkeypatch):
-    """The history is replayed by the test's name. RECOVERY_TEST_BAD_ROW_INPUTS says with how many inputs."""
+@pytest.mark.parametrize(("point", "hold", "where"), CASES)
+def test_killed_at_a_crash_point(point, hold, where, make_store, tmp_path, monkeypatch):
+    """Both runs of a history at this point, and the edit at one of its own. The history is replayed by the test's name.
+    RECOVERY_TEST_BAD_ROW_INPUTS says with how many inputs."""
     monkeypatch.setattr(Faults, "values", set())
     monkeypatch.setattr(Faults, "offset", 0)
     monkeypatch.setattr(Faults, "sets_timeouts", False)
-    hits = 0
-    # Every other input has a setting under which epochs are logged and folded: some points are come by only then.
-    for seed in range(2 * INPUTS):
-        if hits == INPUTS:
-            break
-        directory = make_store(COUNT)
-        chance = random.Random(f"{seed} {phase} {point} {hold}")
-        visit = 1 if point.startswith(("start", "fold")) or phase == "mark" else chance.randrange(1, 4)
-        history = Bad(directory, tmp_path, seed, hold, where == "owner")
-        try:
-            killed_and_resumed(history, phase, point, visit)
-        except BaseException as error:
-            error.add_note(f"seed {seed}, killed at {point}, visit {visit}")
-            raise
-        finally:
-            if history.owner is not None:
-                history.owner.end()
-        hits += history.kills > 0
-        shutil.rmtree(directory, ignore_errors=True)
+    edit = EDIT_POINTS[(POINTS.index(point) // 3 + HOLDS.index(hold)) % len(EDIT_POINTS)]
     # A run that finds where its input begins does not come by start.5.
-    assert hits or (phase, point) in {("replay", "start.5.partition"), ("replay", "start.5")}
+    runs = ["quarantine"] if point.startswith("start.5") else ["quarantine", "replay"]
+    for number in range(INPUTS):
+        left = {*runs, "mark"}
+        # Every other input has a setting under which epochs are logged and folded: some points are come by only then.
+        for seed in (2 * number, 2 * number + 1):
+            chance = random.Random(f"{seed} {point} {hold}")
+            visit = lambda: 1 if point.startswith(("start", "fold")) else chance.randrange(1, 4)  # noqa: B023, E731
+            deaths = {phase: (edit, 1) if phase == "mark" else (point, visit()) for phase in sorted(left)}
+            directory = make_store(COUNT)
+            history = Bad(directory, tmp_path, seed, hold, where == "owner")
+            try:
+                left -= killed_and_resumed(history, deaths)
+            except BaseException as error:
+                error.add_note(f"seed {seed}, killed at {deaths}")
+                raise
+            finally:
+                if history.owner is not None:
+                    history.owner.end()
+            shutil.rmtree(directory, ignore_errors=True)
+            if not left:
+                break
+        assert not left

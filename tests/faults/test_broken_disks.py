@@ -22,7 +22,7 @@ from recovery.storage.initialize import init_partitions
 from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck
 from tests.faults.disk import Broken, in_use
-from tests.shares import first, some
+from tests.shares import first, some, steps, strided
 from tests.stores import Driver, State, paths_of, problems, state_at
 
 STEP = "count"
@@ -373,15 +373,16 @@ def test_all_failures_of_every_operation(template, case_type, kind, lasting):
     assert tried
 
 
+@strided(4)
 @first("lasting", [False, True], ids=["once", "lasting"])
 @pytest.mark.parametrize("kind", some(["io", "full"], "io"))
-def test_init_is_all_or_nothing(template, kind, lasting):
+def test_init_is_all_or_nothing(template, kind, lasting, every):
     """Wherever the disk fails, there are all partitions or none, and init can be repeated."""
-    root = template.with_name(f"init-{kind}-{lasting}")
+    root = template.with_name(f"init-{kind}-{lasting}-{every}")
     root.mkdir()
     disk = Broken(root)
     with in_use(disk):
-        for at in range(1, 10_000):
+        for at in steps(every):
             directory = root / f"db-{at}"
             disk.fail_at(at, kind, lasting)
             try:

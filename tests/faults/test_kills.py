@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -29,12 +30,13 @@ from tests.faults.minirun import (
     totals,
     wait,
 )
-from tests.shares import some
 from tests.stores import problems, state_at
 
-BATCHES = 7
+BATCHES = 10
 COUNT = 3
 POINTS = [*START_POINTS, *CLOSE_POINTS, *FOLD_POINTS]
+TURNS = 5
+"""Among so many histories the points are divided."""
 
 
 def config_of(generator: random.Random) -> dict:
@@ -61,6 +63,19 @@ def killed_and_resumed(directory: Path, seed: int, point: str, again: bool) -> i
     if again:
         codes.append(attempt(directory, seed, generator.choice(POINTS), 1))
     codes.append(attempt(directory, seed))
+    return check_attempts(directory, seed, codes)
+
+
+def killed_in_turn(directory: Path, seed: int, points: Sequence[str]) -> int:
+    """Kill a run at the first point, the run that resumes at the next one, and so on; then run to the end. Returns the
+    kills that hit."""
+    generator = random.Random(f"{seed} {points}")
+    codes = [attempt(directory, seed, each, generator.randrange(1, 3) if "close" in each else 1) for each in points]
+    return check_attempts(directory, seed, [*codes, attempt(directory, seed)])
+
+
+def check_attempts(directory: Path, seed: int, codes: list[int]) -> int:
+    """Check what attempts, of which the last came to its end, have left. Returns the kills that hit."""
     assert codes.pop() == 0
     assert set(codes) <= {0, -signal.SIGKILL}, codes
     assert states(directory) == totals(seed, BATCHES)
@@ -81,38 +96,31 @@ def check_held(directory: Path, seed: int) -> None:
             assert found == totals(seed, closed.batch_id + 1), closed.epoch
 
 
-def kill_often(store_maker, seeds: range, agains: Sequence[bool]) -> tuple[int, int]:
-    """Every point, with a second kill or without, for every seed; returns histories and kills."""
-    histories = kills = 0
-    for seed in seeds:
-        for point in POINTS:
-            for again in agains:
-                directory = store_maker(COUNT)
-                try:
-                    kills += killed_and_resumed(directory, seed, point, again)
-                except BaseException as error:
-                    error.add_note(f"seed {seed}, killed at {point}, {'twice' if again else 'once'}")
-                    raise
-                histories += 1
-                shutil.rmtree(directory)
-    return histories, kills
-
-
-@pytest.mark.parametrize("agains", some([(False, True), (True,)], (True,)), ids=["once and twice", "twice"])
-def test_every_step_once_and_twice(store_maker, agains):
-    """Killed at each numbered step of starting and closing, and again during the resume, nothing is lost or doubled."""
-    histories, kills = kill_often(store_maker, range(1), agains)
-    assert histories == len(agains) * len(POINTS)
-    # A run that finds where its input begins does not come by start.5.
-    assert kills >= 0.9 * histories
+def test_every_step_in_turn(make_store):
+    """Killed at a numbered step of starting, closing or folding, and each run that resumes at another one, a run loses
+    and doubles nothing."""
+    kills = sum(killed_in_turn(make_store(COUNT), 10 + turn, POINTS[turn::TURNS]) for turn in range(TURNS))
+    # Whether there is something to fold depends on what the attempts before have closed.
+    assert kills >= 0.9 * len(POINTS)
 
 
 @pytest.mark.long
-def test_every_step_with_many_inputs(store_maker):
-    """The same; RECOVERY_TEST_KILL_SEEDS says with how many inputs."""
-    seeds = int(os.environ.get("RECOVERY_TEST_KILL_SEEDS", "50"))
-    histories, kills = kill_often(store_maker, range(1, seeds + 1), (False, True))
+def test_every_step_once_and_twice(store_maker):
+    """Killed at each numbered step, and again during the resume; RECOVERY_TEST_KILL_SEEDS says with how many inputs."""
+    histories = kills = 0
+    for seed in range(int(os.environ.get("RECOVERY_TEST_KILL_SEEDS", "50"))):
+        for point, again in itertools.product(POINTS, (False, True)):
+            directory = store_maker(COUNT)
+            try:
+                kills += killed_and_resumed(directory, seed, point, again)
+            except BaseException as error:
+                error.add_note(f"seed {seed}, killed at {point}, {'twice' if again else 'once'}")
+                raise
+            histories += 1
+            shutil.rmtree(directory)
     print(f"histories: {histories}, kills that hit: {kills}")
+    # A run that finds where its input begins does not come by start.5.
+    assert kills >= 0.9 * histories
 
 
 def traceable() -> bool:

@@ -149,7 +149,7 @@ def test_no_closed_epoch_is_lost(root, store_maker):
     """Whatever was not synced is dropped or torn: the newest closed epoch is there, whole, and a run goes on."""
     seed = int(os.environ.get("RECOVERY_TEST_SEED", random.randrange(10**6)))
     print(f"replay with RECOVERY_TEST_SEED={seed}")
-    assert lose_power(root, store_maker, seed, 50) >= 50
+    assert lose_power(root, store_maker, seed, 30) >= 30
 
 
 @pytest.mark.long

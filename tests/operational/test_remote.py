@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,9 +49,9 @@ ODD = ["a/b", "*", "..", "a/../b", "'\"", "🙂", "x" * 10_000, "state.json", " 
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def stores(request, tmp_path_factory):
+def stores(request, tmp_path_factory, servers):
     """A store of every kind."""
-    with store(request.param, tmp_path_factory.mktemp("store")) as found:
+    with store(request.param, tmp_path_factory.mktemp("store"), servers) as found:
         found.kind = request.param
         yield found
 
@@ -435,7 +436,7 @@ print(number, sorted(found))
     assert found == "['new', 'old']\n"
 
 
-def test_migration_between_all_of_them(store_dir, tmp_path):
+def test_migration_between_all_of_them(store_dir, tmp_path, servers):
     """From the recovery directory through every store and back: every document with generation, time and tombstones."""
     origin = StateManager(store_dir)
     origin.set_hwm_batch([{"key": key, "value": 1} for key in ODD])
@@ -448,10 +449,8 @@ def test_migration_between_all_of_them(store_dir, tmp_path):
     back = tmp_path / "back"
     CliRunner().invoke(main, ["init", str(back), "2"])
     places = [str(store_dir)]
-    from contextlib import ExitStack
-
     with ExitStack() as running:
-        places += [running.enter_context(store(k, tmp_path / k)).place("moved") for k in KINDS]
+        places += [running.enter_context(store(k, tmp_path / k, servers)).place("moved") for k in KINDS]
         places.append(str(back))
         for source, target in pairwise(places):
             result = CliRunner().invoke(main, ["state", "migrate", source, target])

@@ -58,7 +58,7 @@ def edited(directory, changes, **options):
     return edit_states(Store(directory), "set", compute, clock=SystemClock(), **options)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10**9))
 def test_every_epoch_reads_as_it_was_written(store_maker, seed):
     """Changes, discards, timeouts and a rewind: each epoch that is held, and each difference of two, is the model's."""

@@ -43,7 +43,7 @@ def recovery(*words: object, code: int = 0, answer: str | None = None) -> str:
     return result.output
 
 
-@first("state_id", SCOPES, count=2)
+@first("state_id", SCOPES)
 def test_every_value_in_every_kind_of_scoped_state(store_dir, tmp_path, state_id):
     """What Python sets, `get` prints; what `get` prints, `set` takes back unchanged; lists, exports, imports, copies
     and moves hold the same value. A value by key is never null, in Python as here."""

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from recovery.cli import main
-from tests.stores import ROOT
+from tests import forks
+from tests.forks import Forked
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 PATIENCE_S = 30.0
@@ -47,11 +47,10 @@ class Served:
         """Start the process; return when it serves. crash_at: see `recovery.base.faults`."""
         with self.log.open("ab") as log:
             begin = log.tell()
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "recovery", "serve", self.directory, *self.beside,
-                 "--at", f"127.0.0.1:{self.port}", "--token-file", self._token, *self._options],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "RECOVERY_CRASH_AT": crash_at},
+            self.process = Forked(
+                ["-m", "recovery", "serve", self.directory, *self.beside, "--at", f"127.0.0.1:{self.port}",
+                 "--token-file", self._token, *self._options],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "RECOVERY_CRASH_AT": crash_at},
             )  # fmt: skip
         until_s = time.monotonic() + PATIENCE_S
         while (found := re.search(r"serving .* at \S+:(\d+)[/,]", self.text(begin))) is None:
@@ -109,9 +108,5 @@ def invoked(*arguments: object, **environment: str) -> subprocess.CompletedProce
 
 
 def recovery(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Call a command as users do, in a process; see `invoked`."""
-    return subprocess.run(
-        [sys.executable, "-m", "recovery", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True, text=True, timeout=PATIENCE_S * 4, check=False,
-    )  # fmt: skip
+    """Call a command in a process of its own; see `invoked`."""
+    return forks.run(["-m", "recovery", *arguments], env={**os.environ, **environment}, timeout_s=PATIENCE_S * 4)

@@ -134,9 +134,15 @@ class Places:
             each.end()
 
 
+def three_batches(directory: Path) -> None:
+    """What a run has done before its partitions come to owners."""
+    run(directory, INPUT, 3, 3, backup_interval=3600)
+
+
 @pytest.fixture
 def places(make_store, tmp_path):
-    made = Places(make_store(4), tmp_path)
+    """After three micro-batches."""
+    made = Places(make_store(4, three_batches), tmp_path)
     yield made
     made.close()
 
@@ -144,7 +150,6 @@ def places(make_store, tmp_path):
 def test_partitions_move_and_are_found(places):
     """The source has a note in place of the file; a run that names the old owners alone finds the partition, also after
     it moved on, and one that names all is exact, too."""
-    places.run(3)
     done = places.move({3: 2})
     assert done.indexes == (3,)
     assert places.files() == [["part-0.sqlite3"], ["part-1.sqlite3", "part-2.sqlite3"], ["part-3.sqlite3"]]
@@ -163,7 +168,6 @@ def test_partitions_move_and_are_found(places):
 
 def test_a_run_finds_owners_of_all_partitions(places):
     """A run whose named owners have no partition uses the owners that have them."""
-    places.run(3)
     places.move({0: 2, 3: 2})
     execution = MiniRun(places.places[0], INPUT, **places.settings(0, 1))
     try:
@@ -180,7 +184,6 @@ def test_a_run_finds_owners_of_all_partitions(places):
 @pytest.mark.parametrize("order", some([(0, 1), (1, 0), (2, 1, 0), (0, 1, 2)], (0, 1)))
 def test_the_command_is_killed(places, point, order):
     """Wherever it is: the next run is exact with any owners named in any order, and so is the same move again."""
-    places.run(3)
 
     def work() -> None:
         die_at(point)
@@ -195,30 +198,32 @@ def test_the_command_is_killed(places, point, order):
     assert newest_are_exact(places, 7)
 
 
-@pytest.mark.parametrize("point", [*SOURCE, *TARGET])
 @pytest.mark.parametrize("order", some([(0, 1), (0, 1, 2)], (0, 1, 2)))
-def test_an_owner_is_killed(places, point, order):
-    """The source or the target: the move says so; the next run is exact, and so is the same move again."""
-    places.run(3)
-    victim = places.owners[0 if point in SOURCE else 2]
-    victim.end(signal.SIGTERM)
-    victim.start(point)
-    with pytest.raises(OwnerUnreachableError):
-        places.move({3: 2}, deadline_s=10.0)
-    assert victim.has_died()
-    victim.start()
-    wait_until_free(places)
-    places.run(5, *order)
-    places.move({3: 2})
-    places.run(7, *order)
-    assert "part-3.sqlite3" in places.files()[2]
-    assert newest_are_exact(places, 7)
+def test_an_owner_is_killed(places, order):
+    """The source or the target, at each of their steps: the move says so; the next run goes on, and so does the same
+    move again. In the end everything is exact."""
+    batches = 3
+    for point in [*SOURCE, *TARGET]:
+        victim = places.owners[0 if point in SOURCE else 2]
+        victim.end(signal.SIGTERM)
+        victim.start(point)
+        with pytest.raises(OwnerUnreachableError):
+            places.move({3: 2}, deadline_s=10.0)
+        assert victim.has_died(), point
+        victim.start()
+        wait_until_free(places)
+        places.run(batches + 1, *order)
+        places.move({3: 2})
+        batches += 2
+        places.run(batches, *order)
+        assert "part-3.sqlite3" in places.files()[2], point
+        places.move({3: 0}, 0, 1, 2)
+    assert newest_are_exact(places, batches)
 
 
 def test_nothing_is_written_between_the_last_copy_and_the_end(places):
     """A document of operational state that is written to the source after its blocks were compared is refused, or waits
     and fails: no document is acknowledged and then lost."""
-    places.run(2)
     source = places.places[1]
     owner = places.access().connect(5.0)[0]
     owner.hold("move", "a move", bytes(32))
@@ -245,7 +250,6 @@ def test_nothing_is_written_between_the_last_copy_and_the_end(places):
 
 def test_an_owner_that_has_the_note_refuses_documents(places):
     """After a kill between the note and the end, whoever knows the source only must not write to it."""
-    places.run(2)
 
     def work() -> None:
         die_at("moves.4")
@@ -288,7 +292,6 @@ def refused(
 
 def test_what_is_refused(places, tmp_path):
     """A partition that nobody has, a target that is gone or has another store; a partition that a run holds."""
-    places.run(3)
     refused(places, MissingPartitionsError, "has part-9", {9: 2})
     places.owners[2].end(signal.SIGTERM)
     refused(places, OwnerUnreachableError, "was not reached", {3: 2}, deadline_s=2.0)
@@ -310,18 +313,17 @@ def test_a_target_whose_copy_went_another_way(places):
     """Two runs, each with copies of its own: the move refuses to choose."""
     for path in [*places.places[1].glob("part-*"), *places.places[2].glob("part-*")]:
         shutil.copy(path, places.places[3])
-    places.run(2)
+    places.run(4)
     wait_until_free(places)
     forked = {**places.settings(2), "owners": places.access(2).owners}
     aside = places.root / "aside"
     aside.mkdir()
-    assert wait(child(lambda: run(aside, INPUT, 2, 2, **forked))) == 0
+    assert wait(child(lambda: run(aside, INPUT, 4, 4, **forked))) == 0
     refused(places, DuplicatePartitionError, "went different ways", {3: 2})
 
 
 def test_an_older_copy_at_the_target_is_replaced(places):
     """With its log, which SQLite would otherwise take for that of the new file."""
-    places.run(2)
     for path in places.places[1].glob("part-3*"):
         shutil.copy(path, places.places[3])
     (places.places[3] / "part-3.sqlite3-wal").write_bytes(b"of the old file")
@@ -334,8 +336,6 @@ def test_an_older_copy_at_the_target_is_replaced(places):
 
 def test_a_file_of_the_directory_of_a_run_goes_to_an_owner_by_hand(places):
     """As the refusal of a move says: with the run stopped, the file is moved; a copy that stays counts."""
-    places.run(2)
-    wait_until_free(places)
 
     def by_hand(source: int, target: int) -> None:
         for path in places.places[source].glob("part-3.sqlite3*"):
@@ -361,7 +361,6 @@ def test_a_target_without_room(places, monkeypatch):
     from recovery.planning.moves import plan_drain
     from recovery.storage.moving import arriving
 
-    places.run(2)
     usage = shutil.disk_usage(places.root)
     monkeypatch.setattr(arriving.shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(StorageError, match="are free"):
@@ -376,7 +375,6 @@ def test_a_target_without_room(places, monkeypatch):
 
 def test_what_is_left_is_removed(places):
     """What a killed move has staged goes when the owner starts, and nothing else does."""
-    places.run(2)
 
     def work() -> None:
         die_at("moves.1")
@@ -397,7 +395,6 @@ def test_what_is_left_is_removed(places):
 
 def test_an_owner_that_a_note_names_is_lost(places):
     """The start says which partition is there, and the way out if it is lost for good."""
-    places.run(3)
     places.move({3: 2})
     places.owners[2].end()
     store = Store(places.places[0], places.access().connect(0.5))
@@ -411,7 +408,6 @@ def test_an_owner_that_a_note_names_is_lost(places):
 
 def test_a_file_that_is_put_back_makes_a_note_void(places):
     """A copy from a backup takes the place of a partition whose owner was lost; a note that is no note is an error."""
-    places.run(3)
     shutil.copy(places.places[1] / "part-3.sqlite3", places.root / "backup")
     places.run(4)
     places.move({3: 2})
@@ -438,7 +434,6 @@ def named(places: Places) -> list[object]:
 
 def test_the_commands_as_users_give_them(places, monkeypatch):
     """Without a run: a plan that changes nothing, a move, a balance, a drain, refusals; and facts for programs."""
-    places.run(3)
     before = places.content()
     shown = invoked("owners", "move", "part-3", "1", "--to", places.ats[2], *named(places), "--dry-run")
     assert (shown.returncode, places.content()) == (0, before), shown.stderr
@@ -552,7 +547,6 @@ def test_two_commands_ask_one_run(places):
 
 def test_a_command_goes_on_where_a_killed_run_has_moved_some(places):
     """What the run has staged under the id of the request is not in the way; what it has moved counts as moved."""
-    places.run(3)
     move_id = "0" * 16
     target = places.access(2).connect(5.0)[0]
     target.ask(MoveCalls.begin_arrival, move_id, {"part-0.sqlite3": 1, "part-3.sqlite3": 1})
@@ -572,7 +566,6 @@ def test_a_command_goes_on_where_a_killed_run_has_moved_some(places):
 
 def test_an_owner_that_is_drained_is_no_spare(places):
     """An owner that keeps a partition is not drained."""
-    places.run(3)
     for targets, drained in (({0: 2}, set()), ({3: 2}, {places.ats[0]})):
         task = MoveTask(places.root, places.access().connect(5.0), [places.ats[2]])
         try:

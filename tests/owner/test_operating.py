@@ -30,9 +30,9 @@ from recovery.wire.calls import OwnerCalls
 from recovery.wire.frames import HELLO_BYTES, Channel, Kind
 from recovery.wire.looking import seen, seen_owners
 from recovery.wire.traffic import MOST_TEXTS
-from tests.owner.served import ROOT, TOKEN, Served, invoked, token_file
+from tests.owner.served import TOKEN, Served, invoked, token_file
 from tests.shares import some
-from tests.stores import Driver, ServedPlace, SpreadDirectory
+from tests.stores import ROOT, Driver, ServedPlace, SpreadDirectory
 from tests.waiting import wait_until
 from tests.wire.certificates import make_certificates
 

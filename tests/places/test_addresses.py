@@ -29,20 +29,18 @@ def bare(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
-@pytest.fixture(scope="module")
-def s3():
+@pytest.fixture
+def s3(servers):
     """moto's server."""
     pytest.importorskip("obstore", reason="obstore is not installed (the test extra has it)")
-    with emulators.moto() as server:
-        yield server
+    return servers.of(emulators.moto)
 
 
-@pytest.fixture(scope="module")
-def azurite(tmp_path_factory):
+@pytest.fixture
+def azurite(servers):
     """Azurite."""
     pytest.importorskip("obstore", reason="obstore is not installed (the test extra has it)")
-    with emulators.azurite(tmp_path_factory.mktemp("azurite")) as server:
-        yield server
+    return servers.of(emulators.azurite)
 
 
 def check(address: str) -> None:
@@ -68,7 +66,7 @@ def test_s3_by_a_profile(s3, tmp_path, monkeypatch, variable):
         tmp_path, "[team]\naws_access_key_id = key\naws_secret_access_key = not-a-real-secret\nregion = us-east-1\n"
     )
     monkeypatch.setenv("AWS_PROFILE", "team")
-    monkeypatch.setenv(variable, "http://" + s3.parameters.partition("endpoint_override=")[2].partition("&")[0])
+    monkeypatch.setenv(variable, f"http://{s3.host}")
     check(f"s3://{emulators.BUCKET}/{variable}")
 
 
@@ -76,36 +74,32 @@ def test_s3_with_parameters(s3, monkeypatch):
     """Those of either client."""
     for name, value in s3.environ.items():
         monkeypatch.setenv(name, value)
-    authority = s3.parameters.partition("endpoint_override=")[2].partition("&")[0]
-    for number, query in enumerate((f"endpoint=http://{authority}", f"endpoint_override={authority}&scheme=http")):
+    for number, query in enumerate((f"endpoint=http://{s3.host}", f"endpoint_override={s3.host}&scheme=http")):
         check(f"s3://{emulators.BUCKET}/by-query-{number}?region=us-east-1&{query}")
 
 
 @pytest.mark.parametrize("scheme", ["az", "azure", "abfs", "abfss"])
 def test_azure_by_a_connection_string(azurite, monkeypatch, scheme):
-    authority = azurite.parameters.partition("blob_storage_authority=")[2].partition("&")[0]
     account = emulators.AZURITE_ACCOUNT
-    text = f"AccountName={account};AccountKey={emulators.AZURITE_KEY};BlobEndpoint=http://{authority}/{account}"
+    text = f"AccountName={account};AccountKey={emulators.AZURITE_KEY};BlobEndpoint=http://{azurite.host}/{account}"
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
     check(f"{scheme}://{emulators.BUCKET}/{scheme}")
 
 
 @pytest.mark.parametrize("key", ["AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY"])
 def test_azure_by_a_key(azurite, monkeypatch, key):
-    authority = azurite.parameters.partition("blob_storage_authority=")[2].partition("&")[0]
     monkeypatch.setenv(key, emulators.AZURITE_KEY)
-    query = f"endpoint=http://{authority}/{emulators.AZURITE_ACCOUNT}&account={emulators.AZURITE_ACCOUNT}"
+    query = f"endpoint=http://{azurite.host}/{emulators.AZURITE_ACCOUNT}&account={emulators.AZURITE_ACCOUNT}"
     check(f"azure://{emulators.BUCKET}/{key}?{query}")
 
 
-def test_google_s_emulator(monkeypatch, tmp_path):
+def test_google_s_emulator(monkeypatch, servers):
     """By the variable that names it, or by the address; no credentials are needed."""
-    with stores.gs(tmp_path) as found:
-        url = json.loads(found.environ["GOOGLE_SERVICE_ACCOUNT_KEY"])["gcs_base_url"]
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        state = StateManager(backend=f"gcs://{emulators.BUCKET}/x")
-        state.set_hwm("orders", 5)
-        assert StateManager(backend=f"gs://{emulators.BUCKET}/x?endpoint={url}").get_hwm("orders") == 5
+    url = json.loads(servers.of(stores.gs).environ["GOOGLE_SERVICE_ACCOUNT_KEY"])["gcs_base_url"]
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+    state = StateManager(backend=f"gcs://{emulators.BUCKET}/x")
+    state.set_hwm("orders", 5)
+    assert StateManager(backend=f"gs://{emulators.BUCKET}/x?endpoint={url}").get_hwm("orders") == 5
 
 
 def test_errors_name_what_was_looked_at(s3, monkeypatch):

@@ -45,6 +45,7 @@ from tests.backup.support import assert_sound, back_up, bring_back, random_id, s
 from tests.backup.test_commands import call
 from tests.backup.test_incremental import fill
 from tests.backup.test_incremental_faults import change
+from tests.forks import run, run_code
 from tests.shares import some
 from tests.stores import ROOT, Driver
 
@@ -56,15 +57,9 @@ S3_BY_DEFAULT = pytest.mark.parametrize("emulator", some(STORES, "s3"), indirect
 
 
 @pytest.fixture(scope="module", params=STORES)
-def emulator(request, tmp_path_factory) -> Iterator[Emulator]:
-    """Each of the three, for all tests of the module."""
-    make = {
-        "s3": emulators.moto,
-        "gs": emulators.gcp,
-        "abfs": lambda: emulators.azurite(tmp_path_factory.mktemp("azurite")),
-    }[request.param]
-    with make() as started:
-        yield started
+def emulator(request, servers) -> Emulator:
+    """Each of the three."""
+    return servers.of({"s3": emulators.moto, "gs": emulators.gcp, "abfs": emulators.azurite}[request.param])
 
 
 @pytest.fixture
@@ -78,9 +73,7 @@ def place(emulator, request, monkeypatch) -> str:
 @pytest.fixture
 def store(make_store) -> Path:
     """Three partitions with five epochs."""
-    directory = make_store(3)
-    work(directory, 5)
-    return directory
+    return make_store(3, work, 5)
 
 
 @S3_BY_DEFAULT
@@ -301,9 +294,7 @@ def test_a_killed_backup_does_not_count(store, place, emulator, tmp_path):
         "from recovery.cli import main\n"
         "main(['backup', sys.argv[1], sys.argv[2]])\n"
     )
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    killed = subprocess.run([sys.executable, "-c", code, str(store), place], env=environ, timeout=60, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert run_code(code, store, place).returncode == -signal.SIGKILL
     target = open_place(place)
     assert [m.id for m in list_backups(target).manifests] == [first.id]
     assert len(target.entries(RUNNING)) == 1
@@ -367,10 +358,7 @@ def test_credentials_are_never_shown(store, place, emulator, capfd):
         (refused, "--debug", "backup", str(store), wrong),
         (refused, "--debug", "backup", str(store), wrong, "--json"),
     ):
-        result = subprocess.run(
-            [sys.executable, "-m", "recovery", *arguments], capture_output=True, text=True, timeout=150, check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        result = run(["-m", "recovery", *arguments], timeout_s=150)
         assert result.returncode == code
         assert result.stderr + result.stdout
         for secret in secrets:
@@ -439,29 +427,27 @@ class TestUnreachable:
         assert {json.loads(out)["error"] for out, _ in outputs} == {"BackupTargetError"}
 
 
-def test_the_usual_variables_name_emulators(tmp_path):
+def test_the_usual_variables_name_emulators(servers):
     """STORAGE_EMULATOR_HOST for Google's store, as its tools have it."""
-    with emulators.gcp() as emulator:
-        host = emulator.parameters.split("=")[1].split("&")[0]
-        target = open_place(f"gs://{BUCKET}/x", {"STORAGE_EMULATOR_HOST": f"http://{host}"})
-        assert isinstance(target, BucketPlace)
-        target.write("objects/a", [gzip.compress(b"")])
-        assert len(target.entries(OBJECTS)) == 1
+    host = servers.of(emulators.gcp).host
+    target = open_place(f"gs://{BUCKET}/x", {"STORAGE_EMULATOR_HOST": f"http://{host}"})
+    assert isinstance(target, BucketPlace)
+    target.write("objects/a", [gzip.compress(b"")])
+    assert len(target.entries(OBJECTS)) == 1
 
 
 @pytest.mark.parametrize("variable", some(["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"], "AWS_ENDPOINT_URL_S3"))
-def test_a_service_named_by_the_environment(store, tmp_path, monkeypatch, variable):
+def test_a_service_named_by_the_environment(store, servers, monkeypatch, variable):
     """As for the tools of AWS; the more special variable counts, and what the address says counts more."""
-    with emulators.moto() as emulator:
-        for name, value in emulator.environ.items():
-            monkeypatch.setenv(name, value)
-        host = emulator.parameters.partition("&")[0].removeprefix("endpoint_override=")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-        monkeypatch.setenv(variable, f"http://{host}/")
-        place = f"s3://{BUCKET}/environment?region=us-east-1"
-        made = json.loads(call("backup", store, place, "--json"))
-        monkeypatch.setenv(variable, "http://127.0.0.1:1")
-        listed = json.loads(call("backup", "--list", emulator.place("environment"), "--json"))
+    emulator = servers.of(emulators.moto)
+    for name, value in emulator.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv(variable, f"http://{emulator.host}/")
+    place = f"s3://{BUCKET}/{variable}?region=us-east-1"
+    made = json.loads(call("backup", store, place, "--json"))
+    monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    listed = json.loads(call("backup", "--list", emulator.place(variable), "--json"))
     assert [each["id"] for each in listed["backups"]] == [made["id"]]
 
 

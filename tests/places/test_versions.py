@@ -20,11 +20,10 @@ from tests.backup.buckets import Bucket, locked_bucket, versioned_bucket
 from tests.backup.emulators import Emulator
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[Emulator]:
-    """moto, for all tests of the module."""
-    with emulators.moto() as started:
-        yield started
+@pytest.fixture
+def s3(servers) -> Emulator:
+    """moto's server."""
+    return servers.of(emulators.moto)
 
 
 @pytest.fixture

@@ -49,9 +49,7 @@ from tests.waiting import wait_until
 @pytest.fixture
 def store(make_store) -> Path:
     """Two partitions with state."""
-    directory = make_store(2)
-    fill(directory)
-    return directory
+    return make_store(2, fill)
 
 
 @pytest.fixture
@@ -131,10 +129,10 @@ def test_a_process_that_was_killed_is_started_again(store, begin, tmp_path, monk
     for _ in range(2):
         os.kill(replication._process.pid, signal.SIGKILL)
         closes(store, replication)
-        wait_until(lambda: replication.state.lag.epochs == 0)
+        wait_until(lambda: replication.state.lag.epochs == 0, 60)
     closes(store, replication)
     os.kill(replication._process.pid, signal.SIGKILL)
-    wait_until(lambda: replication.state.lag.epochs == 0)
+    wait_until(lambda: replication.state.lag.epochs == 0, 60)
     replication.end()
     bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
     assert states(tmp_path / "new") == states(store)
@@ -142,9 +140,7 @@ def test_a_process_that_was_killed_is_started_again(store, begin, tmp_path, monk
 
 def test_a_place_of_another_store_ends_the_run(store, make_store, begin, tmp_path):
     """It is refused at the start, and the end of the run does not wait for it."""
-    other = make_store(1)
-    fill(other)
-    back_up(other, tmp_path / "dest")
+    back_up(make_store(1, fill), tmp_path / "dest")
     replication = begin()
     with pytest.raises(ForeignPartitionError):
         replication.ready(60)

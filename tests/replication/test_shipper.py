@@ -43,9 +43,7 @@ def tmp_path(tmp_path_factory) -> Iterator[Path]:
 def store(make_store, monkeypatch) -> Path:
     """Two partitions with state. Chains are merged with every third link."""
     monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
-    directory = make_store(2)
-    fill(directory)
-    return directory
+    return make_store(2, fill)
 
 
 def shipper(directory: Path, target: Place | Path, **options) -> Shipper:
@@ -79,11 +77,10 @@ def test_every_epoch_of_a_random_history_is_in_the_replica(make_store, tmp_path,
     """Runs, crashes between two partitions, rewinds, folding, collecting, edits, operational state."""
     monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
     chance = random.Random(seed)
-    directory = make_store(2)
-    fill(directory)
+    directory = make_store(2, fill)
     target = DirectoryPlace(tmp_path / "dest")
     history = Replicated(directory, chance, target)
-    for _ in range(25):
+    for _ in range(15):
         history.go_on()
     assert history.linked > history.whole
     last = shipper(directory, target).ship()
@@ -99,8 +96,8 @@ def test_every_epoch_of_a_random_history_is_in_the_replica(make_store, tmp_path,
 @pytest.mark.usefixtures("one_at_a_time")
 def test_a_shipping_cut_off_at_any_step_leaves_a_chain_that_restores(store, tmp_path, lasting):
     """The same process ships the next epoch, or another one does; also while changes files are merged."""
-    # Every third operation by default; the other test of the pair, which is long, all of them.
-    for k in itertools.count(1, 3 if lasting else 1):
+    # Every fifth operation by default; the other test of the pair, which is long, all of them.
+    for k in itertools.count(1, 5 if lasting else 1):
         directory = Path(shutil.copytree(store, tmp_path / "db"))
         root = tmp_path / "dest"
         target = FailingTarget(DirectoryPlace(root), NEVER, lasting)

@@ -21,8 +21,8 @@ from tests.backup.emulators import moto
 from tests.cluster.support import Run, assert_exact, batches_in
 from tests.faults.minirun import freeze
 from tests.flows.cluster import truth
-from tests.owner.served import ROOT, TOKEN, Served, invoked, recovery, spread, token_file
-from tests.stores import state_at, window
+from tests.owner.served import TOKEN, Served, invoked, recovery, spread, token_file
+from tests.stores import ROOT, state_at, window
 from tests.waiting import wait_until
 from tests.wire.certificates import make_certificates
 

@@ -17,7 +17,7 @@ from recovery.storage.seam import BatchCount, Changes, CloseRequest, KeyToErase
 from recovery.values.keys import partition_of
 from recovery.wire.calls import Closing
 from tests.memory_store import MemoryDirectory
-from tests.stores import STEP, Driver, OwnedDirectory, SpreadDirectory, new_execution, pack
+from tests.stores import STEP, Driver, ReachedDirectory, SpreadDirectory, new_execution, pack
 
 COUNT = 2
 KEYS = tuple("abcdef")
@@ -31,8 +31,8 @@ POSITION = "$position"
 
 @pytest.fixture(params=["files", "memory", "owner", "owners", "one service", "spread"])
 def directory(request, make_store):
-    """An empty store of two partitions, of each kind; files whose tasks reach them through an owner's process; files of
-    two owner services, and of two directories of one; and one in the driver's directory, with one at a service."""
+    """An empty store of two partitions, of each kind; files whose tasks reach them through an owner; files of two owner
+    services, and of two directories of one; and one in the driver's directory, with one at a service."""
     if request.param == "memory":
         yield MemoryDirectory(COUNT)
     elif request.param in ("owners", "one service", "spread"):
@@ -41,7 +41,7 @@ def directory(request, make_store):
         yield made
         made.close()
     else:
-        yield make_store(COUNT) if request.param == "files" else OwnedDirectory(make_store(COUNT))
+        yield make_store(COUNT) if request.param == "files" else ReachedDirectory(make_store(COUNT))
 
 
 @pytest.fixture
@@ -576,7 +576,7 @@ class History:
         self.batch += 1
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(actions=st.lists(ACTIONS, max_size=14))
 def test_both_stores_agree_on_every_history(store_maker, actions):
     """Reads, timeouts, counts, snapshots, and the epochs that partitions hold."""

@@ -22,6 +22,7 @@ from recovery.storage.scan import scan
 from recovery.storage.seam import KeyToErase
 from recovery.storage.store import Store
 from recovery.wire.run_client import Owner
+from tests.shares import one_in
 from tests.stores import STEP, Driver, SpreadDirectory
 from tests.waiting import wait_until
 
@@ -64,8 +65,7 @@ def next_tick(directory: Path, probe: Path) -> None:
     wait_until(is_later)
 
 
-@pytest.mark.parametrize("clock", [SystemClock, Later])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("clock", "seed"), one_in(3, [SystemClock, Later], range(3)))
 def test_a_glance_says_what_is_there(tmp_path, clock, seed):
     """After any history of executions that close, log, fold, collect, discard and go back, while the run has its files
     open and after it. Replay with this seed."""

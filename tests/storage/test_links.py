@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +22,8 @@ from recovery.storage.initialize import STAGING
 from recovery.storage.lock import DirectoryLock, lock_holder
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.store import FilePartitions
-from tests.stores import ROOT, STEP, Driver, paths_of, problems, state_at, window
+from tests.forks import Forked
+from tests.stores import STEP, Driver, paths_of, problems, state_at, window
 
 HOLD = """
 import sys
@@ -183,9 +183,7 @@ class TestOneLock:
         """All of it, as that of a directory without links."""
         spread(store_dir, tmp_path)
         shutil.copytree(store_dir, tmp_path / "copy", symlinks=True)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", HOLD, str(store_dir)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        with Forked(["-c", HOLD, store_dir], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout.readline() == b"held\n"
             assert f"process {process.pid} " in refused(tmp_path / "copy")
             process.kill()

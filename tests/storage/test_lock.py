@@ -19,6 +19,7 @@ from recovery.errors import DirectoryLockedError, StorageError
 from recovery.host import locks
 from recovery.storage import lock as module
 from recovery.storage.lock import LOCK_NAME, DirectoryLock, lock_holder
+from tests.forks import Forked
 from tests.namespaces import as_process_1
 from tests.stores import ROOT
 
@@ -44,10 +45,7 @@ def lock(tmp_path):
 @pytest.fixture
 def other_process(tmp_path):
     """Another process that holds the lock until its input ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    process = Forked(["-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     yield process
     process.kill()

@@ -8,9 +8,9 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +25,10 @@ from recovery.storage.deltas.lifeline import Lifeline, hold
 from recovery.storage.deltas.open_deltas import KeptDeltas, kept
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount
-from tests.stores import ROOT, STEP, Driver, pack, paths_of, state_at
+from recovery.storage.sqlite.file import forked
+from recovery.storage.sqlite.file.connections import connect
+from tests.forks import Forked
+from tests.stores import STEP, Driver, pack, paths_of, state_at
 
 WORKER = """
 import sys
@@ -55,9 +58,7 @@ class Worker:
     """Another process, with tasks of its own that keep their deltas."""
 
     def __init__(self, address: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WORKER], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        self.process = Forked(["-c", WORKER], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._tell(address)
 
     def batch(self, number: int) -> str:
@@ -117,9 +118,7 @@ def test_a_worker_lets_go_when_the_driver_is_killed(store_dir):
         "import sys; from pathlib import Path; from tests.stores import Driver\n"
         "run = Driver(Path(sys.argv[1])); print(run.store.address(run.lease), flush=True); sys.stdin.read()"
     )
-    driver = subprocess.Popen(
-        [sys.executable, "-c", code, str(store_dir)], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    driver = Forked(["-c", code, store_dir], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert driver.stdout
     with Worker(driver.stdout.readline().strip()) as worker:
         assert worker.batch(0) == "done"
@@ -426,3 +425,16 @@ def test_who_does_not_let_go_is_not_waited_for_long(monkeypatch):
     assert called.wait(10)
     go_on.set()
     assert not hold(line.address, let_go)
+
+
+def test_the_files_that_were_opened_last_come_first(store_dir, monkeypatch):
+    """An error that nobody expects is most probably theirs; of very many, those that were opened long ago are
+    forgotten."""
+    monkeypatch.setattr(forked, "_paths", OrderedDict())
+    first, second = paths_of(store_dir)
+    for path in (first, second, first):
+        connect(path, "ro").close()
+    assert list(forked.opened_paths()) == [first, second]
+    monkeypatch.setattr(forked, "MOST_PATHS", 1)
+    connect(second, "ro").close()
+    assert first not in forked.opened_paths()

@@ -258,11 +258,11 @@ def flip_bits(sound: Path, work: Path, flips: int, seed: int) -> dict[str, int]:
 
 def test_a_flipped_bit_is_found_or_changes_nothing(sound, tmp_path, record_property):
     """No single flipped bit gives a wrong value, a missing row or a key that is not found, without being noticed."""
-    outcome = flip_bits(sound, tmp_path / "db", 150, seed=1)
+    outcome = flip_bits(sound, tmp_path / "db", 100, seed=1)
     record_property("flips", outcome)
     print(outcome)
-    assert sum(outcome.values()) - outcome["missed by integrity_check"] == 150
-    assert outcome["found by verify"] > 75, "the check itself must have had something to find"
+    assert sum(outcome.values()) - outcome["missed by integrity_check"] == 100
+    assert outcome["found by verify"] > 50, "the check itself must have had something to find"
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from recovery.storage.sqlite.digests import MODULUS, load_digests, record_digest
 from recovery.storage.sqlite.file.connections import connect
 from recovery.storage.sqlite.file.statements import transaction
 from recovery.storage.sqlite.file.tables import SCHEMA_VERSION
+from tests.shares import one_in
 from tests.stores import STEP, Driver, paths_of, problems, query, state_at
 
 KEYS = [f"k{number}" for number in range(30)]
@@ -88,17 +89,31 @@ def as_version(directory: Path, version: int) -> None:
     {3: as_version_3, 4: as_version_4, 5: as_version_5, SCHEMA_VERSION: lambda _: None}[version](directory)
 
 
-@pytest.fixture
-def history(store_dir) -> list[dict[str, str]]:
-    """Keys that are made, replaced, discarded and made again; the states after each epoch, the first one before all."""
-    generator = random.Random(7)
-    model: list[dict[str, str]] = [{}]
-    with Driver(store_dir) as run:
+def changes_of(batch: int) -> dict[str, str | None]:
+    """Keys that are made, replaced, discarded and made again."""
+    generator = random.Random(f"versions {batch}")
+    return {key: generator.choice(["1", "22", None]) for key in generator.sample(KEYS, 12)}
+
+
+def fill(directory: Path) -> None:
+    with Driver(directory) as run:
         for batch in range(EPOCHS):
-            changes = {key: generator.choice(["1", "22", None]) for key in generator.sample(KEYS, 12)}
-            run.apply(batch, changes)
+            run.apply(batch, changes_of(batch))
             run.close(batch)
-            model.append({key: text for key, text in (model[-1] | changes).items() if text is not None})
+
+
+@pytest.fixture
+def store_dir(make_store) -> Path:
+    """Two partitions with these epochs."""
+    return make_store(2, fill)
+
+
+@pytest.fixture
+def history() -> list[dict[str, str]]:
+    """The states after each epoch, the first one before all."""
+    model: list[dict[str, str]] = [{}]
+    for batch in range(EPOCHS):
+        model.append({key: text for key, text in (model[-1] | changes_of(batch)).items() if text is not None})
     return model
 
 
@@ -130,8 +145,7 @@ def test_every_epoch_is_what_it_was(store_dir, history, version):
     assert query(paths_of(store_dir)[0], "PRAGMA user_version") == [(version,)]
 
 
-@pytest.mark.parametrize("resume", range(1, EPOCHS + 2))
-@pytest.mark.parametrize("version", [3, 4, 5, SCHEMA_VERSION])
+@pytest.mark.parametrize(("version", "resume"), one_in(3, [3, 4, 5, SCHEMA_VERSION], range(1, EPOCHS + 2)))
 def test_going_back_and_on(store_dir, history, version, resume):
     """What later epochs made is gone, what they replaced is back, and what comes then is kept in the present form."""
     as_version(store_dir, version)

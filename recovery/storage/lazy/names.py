@@ -8,6 +8,12 @@ from pathlib import Path
 SUFFIX = "-lazy"
 
 
+def target(path: Path) -> str:
+    """Return a path of the file itself, beside which its own files lie: of a link, where the link leads."""
+    # Whenever a file is opened: links among its directories need not be followed, for they lead to the same files.
+    return os.path.realpath(path) if os.path.islink(path) else os.fspath(path)  # noqa: PTH114
+
+
 def lazy_path(path: Path) -> Path:
     """Return the path of the file that exists while the pages of a partition are being fetched."""
     return Path(f"{os.path.realpath(path)}{SUFFIX}")
@@ -22,4 +28,4 @@ def remove_left_log(path: Path) -> None:
 
 def is_lazy(path: Path) -> bool:
     """Return whether the pages of a partition are still being fetched."""
-    return lazy_path(path).exists()
+    return os.path.exists(f"{target(path)}{SUFFIX}")  # noqa: PTH110 - whenever a file is opened

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from tests.backup.support import back_up, random_id
 from tests.backup.test_commands import call
 from tests.backup.test_incremental_faults import change, flip
 from tests.faults.minirun import MiniRun
-from tests.stores import ROOT
+from tests.forks import Forked
 
 
 def test_once(store, tmp_path):
@@ -134,10 +133,8 @@ def following(store, tmp_path):
     """`recovery follow` in a process of its own: its lines are JSON."""
     place, standby = tmp_path / "place", tmp_path / "standby"
     place.mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "recovery", "follow", str(place), str(standby), "--every", "50ms", "--json"],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    words = ["follow", place, standby, "--every", "50ms", "--json"]
+    process = Forked(["-m", "recovery", *words], stdout=subprocess.PIPE, text=True)
     yield place, standby, process
     process.kill()
     process.communicate()

@@ -42,12 +42,11 @@ def test_a_random_history_is_followed(make_store, tmp_path, monkeypatch, seed):
     """Runs, crashes, rewinds, folding, collecting, edits, operational state; chains merge, begin again; pruning."""
     monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
     chance = random.Random(seed)
-    directory = make_store(2)
-    fill(directory)
+    directory = make_store(2, fill)
     history = History(directory, chance)
     place, standby = tmp_path / "place", tmp_path / "standby"
     linked = looks = 0
-    for _ in range(25):
+    for _ in range(16):
         history.go_on()
         back_up(directory, place, incremental=chance.random() < 0.9)
         expected, wanted = newest_state(directory), whole(directory)

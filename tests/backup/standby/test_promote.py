@@ -327,8 +327,8 @@ def test_manifests_without_a_term_are_read(store, tmp_path):
 class Replicating:
     """What a run with --replicate-sync does with each epoch: store it, check the lease, then publish.
 
-    `pause` is called with the number of the step that comes next. published: epochs, each with the execution that
-    closed it.
+    `pause` is called with the epoch and the number of the step that comes next. published: epochs, each with the
+    execution that closed it.
     """
 
     def __init__(self, directory: Path, place: Path, published: list, pause) -> None:
@@ -337,22 +337,23 @@ class Replicating:
         self.execution = ""
 
     def prepare(self, epoch, batch, floor):
-        self._pause(1)
+        self._epoch = epoch
+        self._pause(epoch, 1)
         return {}
 
     def closed(self, batch) -> None:
-        self._pause(2)
+        self._pause(self._epoch, 2)
 
     def publish(self, epoch: Epoch, batch, floor) -> None:
         back_up(self.directory, self.place, incremental=True)
-        self._pause(3)
+        self._pause(epoch, 3)
         self.lease.check()
-        self._pause(4)
+        self._pause(epoch, 4)
         self.published.append((int(epoch), self.execution))
-        self._pause(5)
+        self._pause(epoch, 5)
 
 
-def running(directory: Path, place: Path, published: list, pause=lambda _: None) -> MiniRun:
+def running(directory: Path, place: Path, published: list, pause=lambda *_: None) -> MiniRun:
     """A run of the package's own protocol that replicates. As sinks do, it first publishes what was closed before."""
     replicating = Replicating(directory, place, published, pause)
     run = MiniRun(directory, 5, contributors=(replicating,), backup_interval="1h")
@@ -371,10 +372,9 @@ def test_two_runs_never_both_publish_an_epoch(store_dir, tmp_path, step):
     execution, which is the one that the state goes on from."""
     place, standby, published = tmp_path / "place", tmp_path / "standby", []
     taken: list = []
-    run = None
 
-    def pause(now: int) -> None:
-        if now == step and run is not None and run.closer.epoch - 1 == 3 and not taken:
+    def pause(epoch: int, now: int) -> None:
+        if (epoch, now) == (3, step) and not taken:
             taken.append(promoted(standby))
             successor = running(standby, place, published)
             for _ in range(2):

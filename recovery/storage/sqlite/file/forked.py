@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -20,20 +22,23 @@ Inode = tuple[int, int]
 
 _inodes: WeakKeyDictionary[apsw.Connection, Inode] = WeakKeyDictionary()
 _inherited: set[Inode] = set()
-_paths: dict[Path, None] = {}
-_MOST_PATHS = 10_000
+_paths: OrderedDict[Path, None] = OrderedDict()
+MOST_PATHS = 10_000
 
 
 def opened(connection: apsw.Connection, path: Path) -> None:
     """Record a connection that was opened to `path`. Raises OSError."""
     _inodes[connection] = _inode(path)
-    if len(_paths) < _MOST_PATHS:
-        _paths[path] = None
+    _paths.pop(path, None)
+    _paths[path] = None
+    if len(_paths) > MOST_PATHS:
+        _paths.popitem(last=False)
 
 
-def opened_paths() -> list[Path]:
-    """Return the files that this process has opened and that are still there."""
-    return [path for path in [*_paths] if path.exists()]
+def opened_paths() -> Iterator[Path]:
+    """Yield the files that this process has opened and that are still there, the last opened one first: at most
+    `MOST_PATHS`."""
+    return (path for path in reversed([*_paths]) if path.exists())
 
 
 def is_at(connection: apsw.Connection, path: Path) -> bool:

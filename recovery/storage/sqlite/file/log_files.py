@@ -1,29 +1,33 @@
 """SQLite's own files beside a database: its log and the log's index, and what they say about who uses the database."""
 
+# Plain strings: these are looked at whenever a partition is opened.
+# ruff: noqa: PTH110
+
 from __future__ import annotations
 
 import os
 import stat
+from os.path import exists
 from pathlib import Path
 from typing import Literal
 
 from recovery.errors import StorageError
-from recovery.storage.lazy.names import SUFFIX
+from recovery.storage.lazy.names import SUFFIX, target
 
 
 def has_log(path: Path) -> bool:
     """Return whether a log lies beside the file: a process uses it, or was killed using it."""
-    return _has_log(_names(path)[0])
+    return _has_log(_names(target(path))[0])
 
 
 def _has_log(of_log: str) -> bool:
-    return any(Path(f"{of_log}{suffix}").exists() for suffix in ("-wal", "-journal"))
+    return exists(f"{of_log}-wal") or exists(f"{of_log}-journal")
 
 
 def refuse_odd_logs(path: Path) -> None:
     """Raise StorageError if files beside a database that belong to it are links, pipes or devices: SQLite would write
     where a link leads, and wait for ever for a pipe."""
-    of_log, of_index = _names(path)
+    of_log, of_index = _names(target(path))
     for log in (f"{of_index}{SUFFIX}", f"{of_log}-wal", f"{of_index}-shm", f"{of_log}-journal"):
         try:
             mode = os.lstat(log).st_mode
@@ -41,32 +45,31 @@ def refuse_odd_logs(path: Path) -> None:
 def is_left_alone(path: Path) -> bool:
     """Return whether nobody uses the file: it has no log, or a log without an index, which every user creates. A file
     whose pages are still being fetched is written to by its readers."""
-    of_log, of_index = _names(path)
+    of_log, of_index = _names(target(path))
     if of_log != of_index:
         return False
-    return not _has_log(of_log) or not any(Path(f"{of_log}{suffix}").exists() for suffix in ("-shm", "-journal"))
+    return not _has_log(of_log) or not (exists(f"{of_log}-shm") or exists(f"{of_log}-journal"))
 
 
 def reading_mode(path: Path) -> Literal["unshared", "ro"]:
     """Return the mode that reads a file without creating another file beside it. Without a log, the file is
     complete."""
-    of_log, of_index = _names(path)
+    of_log, of_index = _names(target(path))
     return "ro" if of_log != of_index or _has_log(of_log) else "unshared"
 
 
 def beside(path: Path, suffix: Literal["-wal", "-shm", "-journal"]) -> Path:
     """Return the path of SQLite's own file that belongs to `path`. For a symbolic link, that file lies beside the
     target. While the pages of a partition are being fetched, its log has another name."""
-    of_log, of_index = _names(path)
+    of_log, of_index = _names(os.path.realpath(path))
     return Path(f"{of_index if suffix == '-shm' else of_log}{suffix}")
 
 
-def _names(path: Path) -> tuple[str, str]:
+def _names(file: str) -> tuple[str, str]:
     """Return what the names of a database's own files begin with: its logs, and the index of its log. They differ while
     its pages are being fetched."""
-    real = os.path.realpath(path)
-    lazy = f"{real}{SUFFIX}"
-    return lazy if Path(lazy).exists() else real, real
+    lazy = f"{file}{SUFFIX}"
+    return lazy if exists(lazy) else file, file
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
