@@ -37,6 +37,7 @@ from recovery.storage.store import Store
 from tests.checkpoint.support import write
 from tests.faults.minirun import child, die_at, wait
 from tests.operators.support import IMPORT_POINTS, held, job, place, write_job
+from tests.shares import one_in
 from tests.stores import Driver, alter, paths_of, problems, query
 
 CLOCK = SystemClock()
@@ -203,8 +204,7 @@ def test_an_import_that_fails_halfway_can_be_repeated(source, store_dir, tmp_pat
     assert held(tmp_path / "out") == job(4)
 
 
-@pytest.mark.parametrize("visit", [1, 2])
-@pytest.mark.parametrize("point", IMPORT_POINTS)
+@pytest.mark.parametrize(("point", "visit"), one_in(2, IMPORT_POINTS, [1, 2]))
 def test_an_import_that_is_killed_can_be_repeated(source, store_dir, tmp_path, point, visit):
     """At every step, in the first and in the second partition: all of the epoch is there, or importing begins again."""
 

@@ -40,6 +40,7 @@ from tests.checkpoint.support import write
 from tests.faults.minirun import child, die_at, wait
 from tests.operators.support import IMPORT_POINTS, OPERATOR, held, job, place, write_job
 from tests.owner.served import Served, spread, token_file
+from tests.shares import one_in
 from tests.stores import paths_of, problems
 
 CLOCK = SystemClock()
@@ -104,6 +105,21 @@ def partition_contents(directory):
 def states_in(directory):
     """The states of the step, with their timeouts."""
     return {each.key: (json.loads(each.value), each.timeout_ms) for each in snapshot_at(directory).states("total")}
+
+
+def states_and_position(directory):
+    """What an import writes: the states of the step, and the position."""
+    return states_in(directory), {each.key: each.value for each in snapshot_at(directory).states(CHECKPOINT_STEP)}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, store_maker):
+    """What an import that nothing disturbs writes."""
+    source, directory = tmp_path_factory.mktemp("whole") / "job", store_maker(2)
+    write_job(source, batch=4, begun=False)
+    describe(source)
+    taken(source, directory)
+    return states_and_position(directory)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -331,13 +347,10 @@ def test_partitions_at_owners_get_the_same(source, store_dir, tmp_path):
             each.stop()
 
 
-@pytest.mark.parametrize("visit", [1, 2])
-@pytest.mark.parametrize("point", IMPORT_POINTS)
-def test_an_import_that_is_killed_can_be_repeated(source, store_dir, tmp_path, point, visit):
+@pytest.mark.parametrize(("point", "visit"), one_in(2, IMPORT_POINTS, [1, 2]))
+def test_an_import_that_is_killed_can_be_repeated(source, store_dir, whole, point, visit):
     """At every step, in the first and in the second partition: all of the epoch counts, and a second import says so; or
     nothing does, and the second import is whole."""
-    assert CliRunner().invoke(main, ["init", str(tmp_path / "whole"), "2"]).exit_code == 0
-    taken(source, tmp_path / "whole")
 
     def work():
         die_at(point, visit)
@@ -351,11 +364,7 @@ def test_an_import_that_is_killed_can_be_repeated(source, store_dir, tmp_path, p
         with pytest.raises(AlreadyInitializedError, match="already"):
             taken(source, store_dir)
     assert problems(store_dir) == []
-    assert states_in(store_dir) == states_in(tmp_path / "whole")
-    positions = [
-        {e.key: e.value for e in snapshot_at(d).states(CHECKPOINT_STEP)} for d in (store_dir, tmp_path / "whole")
-    ]
-    assert positions[0] == positions[1]
+    assert states_and_position(store_dir) == whole
 
 
 def run(*arguments):

@@ -28,7 +28,7 @@ from recovery.errors import SparkUnavailableError
 from recovery.spark.jvm import versions
 from recovery.spark.jvm.java import _bundled_java, java_home
 from recovery.spark.jvm.launch import FIRST_CALL, ErrorOutput, _answer_own_user, reason_in
-from recovery.spark.jvm.session import daemon, prepare_environment, settings_of
+from recovery.spark.jvm.session import daemon, prepare_environment, settings_in, settings_of
 from recovery.storage.initialize import init_partitions
 from tests.shares import first, some
 
@@ -142,6 +142,13 @@ def test_what_spark_starts_for_a_source_imports_what_is_installed(spark):
     """Not what is in its archive, which each such process would have to compile."""
     spark.dataSource.register(Where)
     assert spark.read.format("Where").load().columns == [pyspark.__file__]
+
+
+def test_the_settings_of_a_context_are_read_in_one_piece(spark):
+    """They are those that PySpark gives one by one."""
+    found = settings_in(spark.sparkContext)
+    assert found == dict(spark.sparkContext.getConf().getAll())
+    assert found["spark.authenticate"] == "true"
 
 
 def test_what_the_first_call_of_the_jvm_imports_is_there(spark):

@@ -106,8 +106,8 @@ def test_spark_and_python_agree_on_partitions(spark):
 
     rows = spark.createDataFrame([(key, 'é\n"\\') for key in ODD_KEYS], "key string, other string")
     for columns in (["key"], ["key", "other"]):
-        text = key_text([F.col(name) for name in columns], [T.StringType()] * len(columns))
-        for row in rows.select("key", text.alias("text"), F.crc32(text.cast("binary")).alias("hash")).collect():
+        text = key_text(columns, [T.StringType()] * len(columns))
+        for row in rows.selectExpr("key", f"{text} AS text", f"crc32(cast({text} AS binary)) AS hash").collect():
             assert partition_of(row.text, 1 << 16) == row.hash % (1 << 16)
             if len(columns) == 1:
                 assert row.text == encode_key(row.key)

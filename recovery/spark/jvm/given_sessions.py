@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from recovery.spark.clusters import is_cluster
-from recovery.spark.jvm.session import DEFAULTS_OF_ONE_HOST, SOCKETS, daemon, is_made_here
+from recovery.spark.jvm.session import DEFAULTS_OF_ONE_HOST, SOCKETS, daemon, is_made_here, settings_in
 
 DAEMON = "spark.python.daemon.module"
 COSTS = {
@@ -31,7 +31,7 @@ def log_slower_settings(spark: SparkSession) -> None:
     if context in _logged or is_made_here(spark):
         return
     _logged.add(context)
-    lacking = slower_settings(dict(context.getConf().getAll()), context.master)
+    lacking = slower_settings(settings_in(context), context.master)
     if lacking:
         listed = "; ".join(f"{name}={value} ({COSTS[name]})" for name, value in lacking.items())
         _log.warning(

@@ -29,7 +29,7 @@ from recovery.spark.jvm.startup.sitecustomize import SAFE_PATH, SAFE_PATH_MARK
 from recovery.spark.jvm.yarn_queue import TAGS, with_own_tag
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -63,6 +63,8 @@ STARTUP = Path(__file__).resolve().with_name("startup")
 """The directory whose `sitecustomize` runs first in Python processes of the JVM."""
 _MADE: weakref.WeakSet[Any] = weakref.WeakSet()
 """The contexts of the sessions that `create_session` has made."""
+_SETTINGS: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+"""The settings of contexts, which do not change, as `settings_in` has read them."""
 
 
 class _Begun(NamedTuple):
@@ -329,6 +331,18 @@ def _is_this_python(python: str | None) -> bool:
 def is_made_here(spark: SparkSession) -> bool:
     """Whether `create_session` has made the session, or another session of its context."""
     return spark.sparkContext in _MADE
+
+
+def settings_in(context: SparkContext) -> dict[str, str]:
+    """Return the settings that a context was made with. They are read once and in one piece: by PySpark's own way each
+    name and each value is a call of the JVM."""
+    found = _SETTINGS.get(context)
+    if found is None:
+        settings = context._jsc.sc().getConf().getAll()
+        pairs = context._gateway.jvm.scala.Predef.genericWrapArray(settings).mkString("\0").split("\0")
+        # Scala writes a pair as (NAME,VALUE).
+        found = _SETTINGS[context] = dict(pair[1:-1].split(",", 1) for pair in pairs)
+    return found
 
 
 def is_on(spark: SparkSession, setting: str) -> bool:

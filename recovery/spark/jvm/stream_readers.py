@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from recovery.errors import UnsupportedPlanError
 from recovery.spark.jvm.java_sources import new
-from recovery.spark.jvm.plan_nodes import children, walk, with_children
+from recovery.spark.jvm.plan_nodes import PlanNode
 from recovery.spark.jvm.versions import VERSION
 
 if TYPE_CHECKING or VERSION >= (4, 2):
@@ -63,9 +63,10 @@ def adapted(reader: Any, name: str) -> Any:
 
 def send_starts(spark: SparkSession, plan: Any, names: tuple[str, ...]) -> Any:
     """Return the plan, in which the readers of the Python sources of these names get the starts of micro-batches."""
-    if VERSION >= (4, 2) or not any(_is_named(each, names) for each in walk(plan)):
+    if VERSION >= (4, 2):
         return plan
-    return _with_starts(spark, plan, names, _tables(spark))
+    top = PlanNode.read(plan)
+    return _with_starts(spark, top, names, _tables(spark)) if any(_is_named(e, names) for e in top.walk()) else plan
 
 
 def _tables(spark: SparkSession) -> Any:
@@ -77,22 +78,20 @@ def _tables(spark: SparkSession) -> Any:
         return _made[gateway]
 
 
-def _with_starts(spark: SparkSession, node: Any, names: tuple[str, ...], tables: Any) -> Any:
+def _with_starts(spark: SparkSession, node: PlanNode, names: tuple[str, ...], tables: Any) -> Any:
     if _is_named(node, names):
-        rest = (node.extraOptions(), node.output(), node.catalog(), node.identifier(), node.v1Relation())
-        return node.copy(node.source(), node.sourceName(), tables.around(node.table()), *rest)
-    below = children(node)
-    others = [_with_starts(spark, each, names, tables) for each in below]
-    same = all(other is each for other, each in zip(others, below, strict=True))
-    return node if same else with_children(spark._jvm, node, others)
+        read = node.handle
+        rest = (read.extraOptions(), read.output(), read.catalog(), read.identifier(), read.v1Relation())
+        return read.copy(read.source(), read.sourceName(), tables.around(read.table()), *rest)
+    return node.with_children(spark._jvm, [_with_starts(spark, each, names, tables) for each in node.children])
 
 
-def _is_named(node: Any, names: tuple[str, ...]) -> bool:
+def _is_named(node: PlanNode, names: tuple[str, ...]) -> bool:
     """Whether a node reads such a source. A source that the JVM reads (tuning/AppendedLines.java) has the start
     anyway."""
-    if node.nodeName() != "StreamingRelationV2" or node.sourceName().lower() not in names:
+    if node.name != "StreamingRelationV2" or node.handle.sourceName().lower() not in names:
         return False
-    return bool(node.table().getClass().getSimpleName() == "PythonTable")
+    return bool(node.handle.table().getClass().getSimpleName() == "PythonTable")
 
 
 class _OlderReader(DataSourceStreamReader):

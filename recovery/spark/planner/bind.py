@@ -25,7 +25,8 @@ from recovery.errors import UnsupportedPlanError
 from recovery.spark.clusters import Input, task_limit
 from recovery.spark.jvm.delta_schemas import keep_schema_logs
 from recovery.spark.jvm.output_modes import Diagnosis, advice
-from recovery.spark.jvm.plan_nodes import children, walk, with_children
+from recovery.spark.jvm.plan_nodes import PlanNode
+from recovery.spark.jvm.session import settings_in
 from recovery.spark.jvm.stream_readers import send_starts
 from recovery.spark.jvm.versions import repartition_by_id, source_name
 from recovery.spark.planner.iceberg_tables import IcebergTable, iceberg_table
@@ -96,21 +97,22 @@ def bind(
             remedy="Build it from spark.readStream, or run it as an ordinary batch job.",
         )
     spark = frame.sparkSession
-    plan = frame._jdf.queryExecution().analyzed()
-    steps = steps_of(frame)
+    analyzed = frame._jdf.queryExecution().analyzed()
+    plan = PlanNode.read(analyzed)
+    steps = _steps_of(plan)
     _check_attempts(spark, steps)
     _check_streaming(plan)
-    native = any(map(_keeps_state, walk(plan)))
+    native = any(map(_keeps_state, plan.walk()))
     if native:
         _check_native_state(spark)
     check_sources(spark, plan, keeps_position)
     reads, inputs = list(_reads(plan)), tuple(_inputs(plan))
     keep_schema_logs(spark, inputs)
     context = spark.sparkContext
-    limit = task_limit(context.master, dict(context.getConf().getAll()), context.defaultParallelism)
+    limit = task_limit(context.master, settings_in(context), context.defaultParallelism)
     tasks = min(partition_count, limit or partition_count)
     if steps:
-        _check_supported(spark, plan, output_mode)
+        _check_supported(spark, analyzed, output_mode)
     tuning = Tuning(
         spark,
         [step.definition for step in steps],
@@ -119,11 +121,11 @@ def bind(
         steps_only=not _gives_others_rows(spark, plan),
         lends=not native and (not steps or _is_in_last_stage(plan)),
     )
-    runs = _rebuild(spark, plan, partition_count, tasks) if steps else plan
+    runs = _rebuild(spark, plan, partition_count, tasks) if steps else analyzed
     runs = send_starts(spark, runs, (TICKS, "appended"))
-    if runs is not plan:
+    if runs is not analyzed:
         frame = _frame(spark, runs)
-    found = {place: iceberg_table(spark, node) for place, (node, _) in enumerate(reads)}
+    found = {place: iceberg_table(spark, node.handle) for place, (node, _) in enumerate(reads)}
     tables = {place: table for place, table in found.items() if table is not None}
     streams, lookups = tuple(_stream(node) for node, _ in reads), tuple(_lookups(plan))
     return BoundPlan(
@@ -135,72 +137,77 @@ def bind(
 def steps_of(frame: DataFrame) -> tuple[RegisteredStep, ...]:
     """Return the steps of a frame. Raises UnsupportedPlanError if two have one id, or if a step's output is used
     twice."""
-    steps = tuple(_steps(frame._jdf.queryExecution().analyzed()))
+    return _steps_of(PlanNode.read(frame._jdf.queryExecution().analyzed()))
+
+
+def _steps_of(plan: PlanNode) -> tuple[RegisteredStep, ...]:
+    steps = tuple(_steps(plan))
     _check_steps(steps)
     return steps
 
 
-def _sources(reads: list[tuple[Any, frozenset[str]]]) -> SourcePlaces:
+def _sources(reads: list[tuple[PlanNode, frozenset[str]]]) -> SourcePlaces:
     """The places where the plan reads sources. Spark takes equal relations for one source; so does the comparison here,
     since py4j calls the JVM's `equals`."""
-    nodes = [node for node, _ in reads]
-    sources = [next(i for i, each in enumerate(nodes) if each.equals(node)) for node in nodes]
+    nodes = [node.handle for node, _ in reads]
+    sources = [next(i for i, each in enumerate(nodes) if each is node or each.equals(node)) for node in nodes]
     return places_of(
         sources,
-        map(_is_ticks, nodes),
+        [_is_ticks(node) for node, _ in reads],
         [f"{_name(node)} {read_for(above or {''})}" for node, above in reads],
         map(source_name, nodes),
     )
 
 
-def _reads(node: Any, above: frozenset[str] = frozenset()) -> Iterator[tuple[Any, frozenset[str]]]:
+def _reads(node: PlanNode, above: frozenset[str] = frozenset()) -> Iterator[tuple[PlanNode, frozenset[str]]]:
     """The nodes that read sources, and the steps above each."""
     found = _step_of(node)
     above = above if found is None else above | {found.definition.step_id}
-    if node.nodeName() in SOURCE_NODES:
+    if node.name in SOURCE_NODES:
         yield node, above
-    for child in children(node):
+    for child in node.children:
         yield from _reads(child, above)
 
 
-def _name(node: Any) -> str:
+def _name(node: PlanNode) -> str:
     """What a source reads, in the form of SourcePlaces: its format, a digest of its path or else of all its options,
     and a digest of all its options. Options may be secret, hence the digests."""
-    if node.nodeName() == "StreamingRelationV2":
-        kind, options = node.sourceName(), dict(node.extraOptions().asCaseSensitiveMap())
-        if node.identifier().isDefined():
+    read = node.handle
+    if node.name == "StreamingRelationV2":
+        kind, options = read.sourceName(), dict(read.extraOptions().asCaseSensitiveMap())
+        if read.identifier().isDefined():
             # A table of a catalog is not among the options.
-            options["table"] = str(node.identifier().get())
+            options["table"] = str(read.identifier().get())
     else:
-        kind, options = node.dataSource().className(), options_of(node.dataSource())
+        kind, options = read.dataSource().className(), options_of(read.dataSource())
     options = {name.lower(): value for name, value in options.items()}
     every = json.dumps(options, sort_keys=True)
     return f"{kind} {name_digest(path_in(options) or every)} {name_digest(every)}"
 
 
-def _inputs(plan: Any) -> Iterator[Input]:
+def _inputs(plan: PlanNode) -> Iterator[Input]:
     """Everything that the plan reads in a format with options."""
-    for node in walk(plan):
-        name = node.nodeName()
-        if name in SOURCE_NODES:
+    for node in plan.walk():
+        if node.name in SOURCE_NODES:
             yield _stream(node)
-        elif name == "DataSourceV2Relation":
-            yield _input(node.table().name(), node.options())
+        elif node.name == "DataSourceV2Relation":
+            yield _input(node.handle.table().name(), node.handle.options())
 
 
-def _stream(node: Any) -> Input:
-    if node.nodeName() == "StreamingRelationV2":
-        return _input(node.sourceName(), node.extraOptions())
-    return Input(node.dataSource().className(), {k.lower(): v for k, v in options_of(node.dataSource()).items()})
+def _stream(node: PlanNode) -> Input:
+    if node.name == "StreamingRelationV2":
+        return _input(node.handle.sourceName(), node.handle.extraOptions())
+    source = node.handle.dataSource()
+    return Input(source.className(), {name.lower(): value for name, value in options_of(source).items()})
 
 
-def _lookups(plan: Any) -> Iterator[str]:
+def _lookups(plan: PlanNode) -> Iterator[str]:
     """The directories or files of all tables of files that the plan reads as they are, not as streams."""
-    for node in walk(plan):
-        if node.nodeName() == "LogicalRelation":
+    for node in plan.walk():
+        if node.name == "LogicalRelation":
             # Relations of other kinds, such as JDBC's, have no files.
             with contextlib.suppress(Py4JError):
-                paths = node.relation().location().rootPaths()
+                paths = node.handle.relation().location().rootPaths()
                 yield from (paths.apply(index).toString() for index in range(paths.length()))
 
 
@@ -214,42 +221,41 @@ def _plain_is_local(spark: SparkSession) -> bool:
     return str(conf.get("fs.defaultFS", "file:///")).startswith("file:")
 
 
-def _is_ticks(node: Any) -> bool:
-    return bool(node.nodeName() == "StreamingRelationV2" and node.sourceName() == TICKS)
+def _is_ticks(node: PlanNode) -> bool:
+    return bool(node.name == "StreamingRelationV2" and node.handle.sourceName() == TICKS)
 
 
-def _steps(plan: Any) -> Iterator[RegisteredStep]:
-    for node in walk(plan):
+def _steps(plan: PlanNode) -> Iterator[RegisteredStep]:
+    for node in plan.walk():
         step = _step_of(node)
         if step is not None:
             yield step
 
 
-def _step_of(node: Any) -> RegisteredStep | None:
+def _step_of(node: PlanNode) -> RegisteredStep | None:
     name = _function(node)
     return registered.get(name.removeprefix(UDF_NAME)) if name.startswith(UDF_NAME) else None
 
 
-def _function(node: Any) -> str:
+def _function(node: PlanNode) -> str:
     """The name of the function that the node maps batches by; empty for other nodes."""
-    return str(node.functionExpr().name()) if node.nodeName() == "MapInArrow" else ""
+    return str(node.handle.functionExpr().name()) if node.name == "MapInArrow" else ""
 
 
-def _functions(plan: Any, prefix: str) -> Iterator[str]:
-    return (name for name in map(_function, walk(plan)) if name.startswith(prefix))
+def _functions(plan: PlanNode, prefix: str) -> Iterator[str]:
+    return (name for name in map(_function, plan.walk()) if name.startswith(prefix))
 
 
-def _is_in_last_stage(plan: Any) -> bool:
+def _is_in_last_stage(plan: PlanNode) -> bool:
     """Whether the plan has a single step, whose output the last stage computes: what is above gives its rows on."""
     while _step_of(plan) is None:
-        below = children(plan)
-        if plan.nodeName() not in _NARROW or len(below) != 1:
+        if plan.name not in _NARROW or len(plan.children) != 1:
             return False
-        plan = below[0]
+        [plan] = plan.children
     return len(list(_steps(plan))) == 1
 
 
-def _gives_others_rows(spark: SparkSession, plan: Any) -> bool:
+def _gives_others_rows(spark: SparkSession, plan: PlanNode) -> bool:
     """Whether the plan gives, or may give, rows to the user's own Python functions, besides the steps."""
     jvm = spark._jvm
     assert jvm is not None
@@ -257,24 +263,24 @@ def _gives_others_rows(spark: SparkSession, plan: Any) -> bool:
     calls = [patterns.PYTHON_UDF(), patterns.PLAN_EXPRESSION()]
     below = [*calls, patterns.GENERATE()]
 
-    def found(node: Any) -> bool:
-        if not any(map(node.containsPattern, below)):
+    def found(node: PlanNode) -> bool:
+        if not any(map(node.handle.containsPattern, below)):
             return False
         if not _function(node).startswith((UDF_NAME, PLACE_NAME)):
-            expressions = node.expressions()
+            expressions = node.handle.expressions()
             for each in map(expressions.apply, range(expressions.length())):
                 if any(map(each.containsPattern, calls)) or "PythonUDTF" in each.getClass().getSimpleName():
                     return True
-        return any(map(found, children(node)))
+        return any(map(found, node.children))
 
     return found(plan)
 
 
-def _check_streaming(plan: Any) -> None:
+def _check_streaming(plan: PlanNode) -> None:
     """Refuse steps on tables that do not stream: Spark reads such a table again in every micro-batch."""
-    for node in walk(plan):
+    for node in plan.walk():
         step = _step_of(node)
-        if step is not None and not node.isStreaming():
+        if step is not None and not node.handle.isStreaming():
             raise UnsupportedPlanError(
                 f"step {step.definition.step_id!r} is applied to a table that is not a stream",
                 cause="Such a table is read again in every micro-batch, and its rows would be counted each time.",
@@ -303,7 +309,7 @@ def _check_steps(steps: tuple[RegisteredStep, ...]) -> None:
 def _check_attempts(spark: SparkSession, steps: tuple[RegisteredStep, ...]) -> None:
     """Refuse speculation for steps with a quarantine: which rows are bad must be what one attempt has seen."""
     held = [step.definition.step_id for step in steps if step.definition.hold is not None]
-    if held and spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true":
+    if held and settings_in(spark.sparkContext).get("spark.speculation", "false").lower() == "true":
         raise UnsupportedPlanError(
             f"step {held[0]!r} has a quarantine, and spark.speculation is on",
             cause="Spark then runs slow tasks twice at the same time. If an error came in one of the two only, a row "
@@ -325,11 +331,11 @@ def _check_native_state(spark: SparkSession) -> None:
     )
 
 
-def _keeps_state(node: Any) -> bool:
+def _keeps_state(node: PlanNode) -> bool:
     """Whether Spark keeps state for the node."""
-    if node.nodeName() == "Join":
-        return bool(node.left().isStreaming() and node.right().isStreaming())
-    return node.nodeName() in STATEFUL_NODES and bool(node.isStreaming())
+    if node.name == "Join":
+        return bool(node.handle.left().isStreaming() and node.handle.right().isStreaming())
+    return node.name in STATEFUL_NODES and bool(node.handle.isStreaming())
 
 
 def _check_supported(spark: SparkSession, plan: Any, output_mode: str) -> None:
@@ -349,21 +355,20 @@ def _check_supported(spark: SparkSession, plan: Any, output_mode: str) -> None:
         raise UnsupportedPlanError(f"Spark refuses the plan: {reason}", cause=mode.cause, remedy=mode.remedy) from error
 
 
-def _rebuild(spark: SparkSession, node: Any, partition_count: int, tasks: int) -> Any:
-    below = children(node)
+def _rebuild(spark: SparkSession, node: PlanNode, partition_count: int, tasks: int) -> Any:
+    """Return the JVM's node of the plan that runs in the place of `node`."""
     step = _step_of(node)
-    if step is not None:
-        project = below[0]
-        placeholder = children(project)[0]
-        if placeholder.nodeName() != "RepartitionByExpression":
-            raise UnsupportedPlanError(f"step {step.definition.step_id!r} has lost its exchange")
-        source = _rebuild(spark, children(placeholder)[0], partition_count, tasks)
-        exchange = _exchange(_frame(spark, source), step, partition_count, tasks)
-        return with_children(spark._jvm, node, [with_children(spark._jvm, project, [exchange])])
-    rebuilt = [_rebuild(spark, child, partition_count, tasks) for child in below]
-    if all(new is old for new, old in zip(rebuilt, below, strict=True)):
-        return node
-    return with_children(spark._jvm, node, rebuilt)
+    if step is None:
+        below = [_rebuild(spark, child, partition_count, tasks) for child in node.children]
+        return node.with_children(spark._jvm, below)
+    [project] = node.children
+    [placeholder] = project.children
+    if placeholder.name != "RepartitionByExpression":
+        raise UnsupportedPlanError(f"step {step.definition.step_id!r} has lost its exchange")
+    [source] = placeholder.children
+    frame = _frame(spark, _rebuild(spark, source, partition_count, tasks))
+    exchange = _exchange(frame, step, partition_count, tasks)
+    return node.with_children(spark._jvm, [project.with_children(spark._jvm, [exchange])])
 
 
 def _exchange(source: DataFrame, step: RegisteredStep, partition_count: int, tasks: int) -> Any:

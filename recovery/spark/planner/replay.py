@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
 from recovery.errors import UnsupportedPlanError
-from recovery.spark.jvm.plan_nodes import walk
+from recovery.spark.jvm.plan_nodes import PlanNode
 
 _IN_MEMORY = {
     "TextSocketTable": "Input from a connection exists only in the memory of the process that read it.",
@@ -29,14 +29,14 @@ _REMEDY = (
 )
 
 
-def check_sources(spark: SparkSession, plan: Any, keeps_position: bool) -> None:
+def check_sources(spark: SparkSession, plan: PlanNode, keeps_position: bool) -> None:
     """Raise UnsupportedPlanError for a source of an analysed plan that cannot be read again. keeps_position: whether a
     later run continues where this one ends."""
-    for node in walk(plan):
-        if node.nodeName() == "StreamingRelation":
-            _check_kept(node)
-        elif node.nodeName() == "StreamingRelationV2" and keeps_position:
-            _check_replays(spark, node)
+    for node in plan.walk():
+        if node.name == "StreamingRelation":
+            _check_kept(node.handle)
+        elif node.name == "StreamingRelationV2" and keeps_position:
+            _check_replays(spark, node.handle)
 
 
 def options_of(data_source: Any) -> dict[str, str]:

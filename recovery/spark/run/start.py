@@ -20,7 +20,7 @@ from recovery.spark.clusters import Planned, TaskServing, check_master, check_pl
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error, failure_behind
 from recovery.spark.jvm.given_sessions import log_slower_settings
-from recovery.spark.jvm.session import is_made_here
+from recovery.spark.jvm.session import is_made_here, settings_in
 from recovery.spark.planner.bind import bind
 from recovery.spark.run.execution import FlowRun
 from recovery.spark.run.parts.replicating import replicated
@@ -124,7 +124,7 @@ def _check_session(session: SparkSession, config: RecoveryConfig) -> None:
     """Check that the session can run flows, and let it read this package's formats."""
     check_classic(session)
     log_slower_settings(session)
-    settings = dict(session.sparkContext.getConf().getAll())
+    settings = settings_in(session.sparkContext)
     check_master(session.sparkContext.master, settings)
     if is_cluster(session.sparkContext.master):
         serving = TaskServing.of(config)

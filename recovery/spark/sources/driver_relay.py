@@ -45,6 +45,7 @@ from recovery.host.peers import of_trusted_user
 from recovery.operators.choose import WantedState
 from recovery.owner.process import OwnerProcess
 from recovery.spark.clusters import TaskServing, is_cluster
+from recovery.spark.jvm.session import settings_in
 from recovery.spark.jvm.versions import as_type, to_arrow_schema
 from recovery.spark.sources.operator_source import DriverAddress
 from recovery.spark.sources.operator_state import first_line, state_frame
@@ -146,7 +147,7 @@ class Relay:
                 # No execution: only this process's tasks have the key and this id.
                 lease = Lease(ExecutionNumber(0), secrets.token_hex(8))
                 make = partial(OwnerProcess, "", self._home, task_key(), lease, len(now.paths), reads=now.paths)
-                self._readers[now.paths] = self.serving.start(dict(self.context.getConf().getAll()), make)
+                self._readers[now.paths] = self.serving.start(settings_in(self.context), make)
             address = self._readers[now.paths][1]
         return {
             "address": address,

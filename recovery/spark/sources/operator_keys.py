@@ -220,10 +220,10 @@ def _keys(
     """Return the keys of a frame with the column `key`. parts: makes state and times of a row."""
     names = frame.select("key.*").columns
     _, keyed = locate_key(frame.select("key.*"), step, names)
-    text = key_text([F.col("key")[name] for name in names], keyed.types)
+    text = key_text([f"key.`{name}`" for name in names], keyed.types)
     convert = converter(frame.schema["key"].dataType)
     texts = (
-        frame.withColumn("text", text)
+        frame.withColumn("text", F.expr(text))
         .withColumn("is_text", is_text(frame))
         .withColumn("at_home", F.pmod(F.hash("key.*"), F.lit(operator.partitions)) == F.col(PLACE))
     )

@@ -32,6 +32,10 @@ _KEY_TYPES = (
 )
 
 
+_NUL = "cast(X'00' AS string)"
+"""SQL text of the character NUL, also where a session takes no escapes in literals."""
+
+
 @dataclass(frozen=True)
 class KeyedInput:
     """The location of a step's key: the input's own columns, and positions, names and types of the key's columns."""
@@ -87,30 +91,31 @@ def position_of(frame: DataFrame, step_id: str, name: str) -> int:
     return int(frame.columns.index(name))
 
 
-def key_text(columns: list[Column], types: Sequence[T.DataType]) -> Column:
-    """Return the SQL expression for the state key; recovery.values.keys has the same encoding in Python."""
+def key_text(columns: Sequence[str], types: Sequence[T.DataType]) -> str:
+    """Return the SQL text that computes the state key from these SQL texts of its parts; recovery.values.keys has the
+    same encoding in Python."""
     texts = [_part_text(column, kind) for column, kind in zip(columns, types, strict=True)]
     if len(texts) > 1:
-        return F.to_json(F.array(*texts))
-    escaped = texts[0]
+        return f"to_json(array({', '.join(texts)}))"
+    [text] = texts
     if isinstance(types[0], T.StringType):
         # instr() goes through the string character by character and takes six times as long.
-        special = F.contains(escaped, F.lit(ESCAPE)) | F.contains(escaped, F.lit("\0"))
-        replaced = F.replace(F.replace(escaped, F.lit(ESCAPE), F.lit(ESCAPE * 2)), F.lit("\0"), F.lit(ESCAPE + "0"))
-        escaped = F.when(special, replaced).otherwise(escaped)
-    return F.coalesce(escaped, F.lit(ESCAPE))
+        special = f"contains({text}, '{ESCAPE}') OR contains({text}, {_NUL})"
+        replaced = f"replace(replace({text}, '{ESCAPE}', '{ESCAPE * 2}'), {_NUL}, '{ESCAPE}0')"
+        text = f"CASE WHEN {special} THEN {replaced} ELSE {text} END"
+    return f"coalesce({text}, '{ESCAPE}')"
 
 
-def _part_text(column: Column, kind: T.DataType) -> Column:
+def _part_text(column: str, kind: T.DataType) -> str:
     if isinstance(kind, T.TimestampType):
         # The cast to string depends on the session's time zone; microseconds since 1970 do not.
-        return F.unix_micros(column).cast("string")
+        return f"cast(unix_micros({column}) AS string)"
     if isinstance(kind, T.BinaryType):
         # Bytes need not be text, and SQLite keeps keys as text.
-        return F.hex(column)
+        return f"hex({column})"
     if isinstance(kind, T.FractionalType) and not isinstance(kind, T.DecimalType):
-        column = column + F.lit(0.0)  # -0.0 and 0.0 are one key
-    return column if kind == T.StringType() else column.cast("string")
+        column = f"{column} + 0.0D"  # -0.0 and 0.0 are one key
+    return column if kind == T.StringType() else f"cast({column} AS string)"
 
 
 def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) -> list[T.StructField]:

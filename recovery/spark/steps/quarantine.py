@@ -49,12 +49,12 @@ def quarantine(step_id: str, *, when: str | Column) -> Transform:
         own = [F.col(f"`{name}`") for name in columns]
         rows = frame.select(*own, bad.alias(WHEN))
         # Bad rows go to one task, which has them in order; the others stay together as they come.
-        place = F.when(F.col(WHEN), F.lit(hash_of(WITHOUT_KEY))).otherwise(F.spark_partition_id()).cast("long")
+        place = f"cast(CASE WHEN {WHEN} THEN {hash_of(WITHOUT_KEY)} ELSE spark_partition_id() END AS bigint)"
         if definition.ticks:
             rows = rows.unionByName(read_ticks(frame.sparkSession, definition.mailbox), allowMissingColumns=True)
-            place = F.coalesce(F.col(TICK).cast("long"), place)
-        placed = rows.select(*own, WHEN, place.alias(definition.hash_column))
-        return exchanged(placed, definition, [*own, F.col(WHEN)])
+            place = f"coalesce(cast({TICK} AS bigint), {place})"
+        passed = [*(f"`{name}`" for name in columns), WHEN]
+        return exchanged(rows.selectExpr(*passed, f"{place} AS {definition.hash_column}"), definition, passed)
 
     return transform
 

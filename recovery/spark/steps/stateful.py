@@ -262,7 +262,8 @@ def register(
 ) -> DataFrame:
     """Register the step under its token, and return the frame with the step applied to it."""
     note_step(frame, definition, order_by, form, migrate)
-    names = [F.col(f"`{frame.columns[position]}`") for position in definition.key_columns]
+    columns = frame.columns
+    names = [f"`{columns[position]}`" for position in definition.key_columns]
     return _plan(frame, definition, key_text(names, definition.key_types))
 
 
@@ -286,37 +287,33 @@ def time_zone(frame: DataFrame) -> str:
     return arrow_zone(str(frame.sparkSession.conf.get("spark.sql.session.timeZone")))
 
 
-def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFrame:
-    """Build the plan: input → key text and hash → placeholder exchange → batch time and route → step function."""
-    own = [F.col(f"`{name}`") for name in frame.columns]
-    hashed = F.crc32(text.cast("binary")).alias(definition.hash_column)
+def _plan(frame: DataFrame, definition: StepDefinition, text: str) -> DataFrame:
+    """Build the plan: input → key text and hash → placeholder exchange → batch time and route → step function. text:
+    the SQL text of the key."""
+    own = [f"`{name}`" for name in frame.columns]
+    hashed = f"crc32(cast({text} AS binary))"
+    passed = own if definition.key_in_place and not definition.ticks else [*own, KEY]
     if definition.ticks:
         from recovery.spark.steps.ticks import read_ticks
 
         ticks = read_ticks(frame.sparkSession, definition.mailbox)
-        frame = frame.withColumn(KEY, text).unionByName(ticks, allowMissingColumns=True)
-        hashed = F.coalesce(F.col(TICK).cast("long"), F.crc32(F.col(KEY).cast("binary")))
-        keyed = frame.select(*own, KEY, hashed.alias(definition.hash_column))
-        passed = [*own, F.col(KEY)]
-    elif definition.key_in_place:
-        keyed = frame.select(*own, hashed)
-        passed = own
-    else:
-        keyed = frame.select(*own, text.alias(KEY), hashed)
-        passed = [*own, F.col(KEY)]
-    return exchanged(keyed, definition, passed)
+        frame = frame.withColumn(KEY, F.expr(text)).unionByName(ticks, allowMissingColumns=True)
+        hashed = f"coalesce(cast({TICK} AS bigint), crc32(cast({KEY} AS binary)))"
+        own = passed
+    elif not definition.key_in_place:
+        own = [*own, f"{text} AS {KEY}"]
+    return exchanged(frame.selectExpr(*own, f"{hashed} AS {definition.hash_column}"), definition, passed)
 
 
-def exchanged(keyed: DataFrame, definition: StepDefinition, passed: list[Column]) -> DataFrame:
-    """Return the output of a step whose rows are spread by the column of their hashes. passed: the columns that its
-    tasks get, beside time and route."""
+def exchanged(keyed: DataFrame, definition: StepDefinition, passed: Sequence[str]) -> DataFrame:
+    """Return the output of a step whose rows are spread by the column of their hashes. passed: the SQL texts of the
+    columns that its tasks get, beside time and route."""
     # A placeholder with one partition: `planner.bind` sets the number of partitions.
     spread = repartition_by_id(keyed, 1, F.lit(0))
-    if definition.needs_time:
-        # The time becomes a literal in the generated code, so Spark compiles that code again for every micro-batch.
-        passed.append(F.unix_millis(F.current_timestamp()).alias(NOW))
-    partition = F.shiftleft(F.spark_partition_id().cast("long"), HASH_BITS)
-    placed = spread.select(*passed, partition.bitwiseOR(F.col(definition.hash_column)).alias(ROUTE))
+    # The time becomes a literal in the generated code, so Spark compiles that code again for every micro-batch.
+    time = [f"unix_millis(current_timestamp()) AS {NOW}"] if definition.needs_time else []
+    route = f"shiftleft(cast(spark_partition_id() AS bigint), {HASH_BITS}) | {definition.hash_column} AS {ROUTE}"
+    placed = spread.selectExpr(*passed, *time, route)
 
     make_portable(definition.state_type)
     check_sendable(definition.step_id, definition, definition.update)

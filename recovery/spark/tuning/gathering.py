@@ -20,6 +20,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from recovery.spark.jvm.java_sources import planner_strategy
+from recovery.spark.jvm.session import settings_in
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, ROUTE, UNHASHED
 from recovery.spark.tuning.back_off import BackOff
 from recovery.spark.tuning.outcome import Outcome
@@ -48,7 +49,7 @@ class Gathering:
         self._strategy = planner_strategy(spark, "Gathering", _routes)
         self._hash_columns = hash_columns
         # Simultaneous attempts of one task would read their input twice, and may find different keys in it.
-        self._allowed = allowed and spark.sparkContext.getConf().get("spark.speculation", "false").lower() != "true"
+        self._allowed = allowed and settings_in(spark.sparkContext).get("spark.speculation", "false").lower() != "true"
         self._back_off = BackOff(PAUSE, MOST_PAUSE)
         self._exchanged_s: float | None = None
         self._few = False

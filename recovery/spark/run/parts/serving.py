@@ -12,6 +12,7 @@ from recovery.config import RecoveryConfig
 from recovery.owner.process import OwnerProcess
 from recovery.planning.values import Execution
 from recovery.spark.clusters import TaskServing, is_cluster
+from recovery.spark.jvm.session import settings_in
 from recovery.spark.run.parts.part import Part
 from recovery.storage.reach import files_in, with_files_at
 from recovery.storage.seam import PartitionStore
@@ -40,7 +41,7 @@ class TaskAccess(Part):
             here = files_in(self.address)
             if here is not None:
                 make = partial(OwnerProcess, here, scratch, task_key(), execution.lease, store.partition_count)
-                self._owner, address = TaskServing.of(config).start(dict(context.getConf().getAll()), make)
+                self._owner, address = TaskServing.of(config).start(settings_in(context), make)
                 self.address = with_files_at(self.address, address)
 
     def end(self, error: BaseException | None) -> None:

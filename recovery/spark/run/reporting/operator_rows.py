@@ -17,7 +17,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 from recovery.planning.measures import OperatorWork
-from recovery.spark.jvm.plan_nodes import walk
+from recovery.spark.jvm.plan_nodes import PlanNode
 from recovery.spark.jvm.versions import STATE_WRITER
 
 _UNTRACKED = re.compile(r"spark\.sql\.streaming\.stateStore\.rocksdb\.trackTotalNumberOfRows", re.IGNORECASE)
@@ -74,7 +74,8 @@ def _operators(query: Any) -> _Operators:
 
 def _writers(plan: Any) -> Iterator[Any]:
     gateway = SparkContext._gateway
-    return (node for node in walk(plan) if is_instance_of(gateway, node, STATE_WRITER))
+    nodes = (node.handle for node in PlanNode.read(plan).walk())
+    return (node for node in nodes if is_instance_of(gateway, node, STATE_WRITER))
 
 
 def _rocksdb_counts(execution: Any) -> bool:
