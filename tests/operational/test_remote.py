@@ -156,7 +156,7 @@ def test_the_layout_is_the_same_everywhere(place, stores):
     state = StateManager(place())
     state.set_hwm("k", 1)
     state.process_state("n", "x").set(1)
-    assert state.backend._objects.paths("") == ["hwm/state.json", "process/n/x/state.json"]
+    assert state.backend.objects.paths("") == ["hwm/state.json", "process/n/x/state.json"]
 
 
 @by_default
@@ -254,7 +254,7 @@ def test_a_process_that_stopped_within_a_write_keeps_nobody_waiting_for_ever(fil
     """A writer gets an error after the address's `timeout`, with the file and the way out; reading goes on."""
     state = StateManager(f"{files}?timeout=0.2")
     state.set_hwm("k", 1)
-    path = state.backend._objects.root / ".writing"
+    path = state.backend.objects.root / ".writing"
     with path.open() as stopped:
         fcntl.flock(stopped, fcntl.LOCK_EX)
         with pytest.raises(StateBackendError, match=r"another process has been writing for 0\.2 s") as found:
@@ -554,14 +554,14 @@ def test_a_lease_that_cannot_be_renewed_is_lost(files, monkeypatch):
     clock = HandClock()
     state = StateManager(f"{files}?lock_timeout_seconds=0.3", clock=clock)
     cut_off = threading.Event()
-    real = type(state.backend._objects).put
+    real = type(state.backend.objects).put
 
     def put(self, path, content, expected):
         if cut_off.is_set() and path.endswith("lock.json"):
             raise StateBackendError("cut off")
         return real(self, path, content, expected)
 
-    monkeypatch.setattr(type(state.backend._objects), "put", put)
+    monkeypatch.setattr(type(state.backend.objects), "put", put)
     lock = state.lock("orders")
     lock.__enter__()
     state.set_hwm("k", 1)
