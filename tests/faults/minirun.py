@@ -42,6 +42,7 @@ from recovery.spark.run.prepare import Prepared
 from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
 from recovery.values.keys import partition_of
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from recovery.flow import SinkLike
@@ -374,8 +375,14 @@ def freeze(pid: int) -> None:
 
 
 def wait_until_frozen(pid: int) -> None:
-    """Wait until all threads of a child, which somebody stops, have stopped; fail if it ends instead."""
-    status = os.waitpid(pid, os.WUNTRACED)[1]
+    """Wait until all threads of a process, which somebody stops, have stopped; fail if it ends instead."""
+    try:
+        status = os.waitpid(pid, os.WUNTRACED)[1]
+    except ChildProcessError:
+        # Another process has forked it.
+        threads = Path(f"/proc/{pid}/task")
+        wait_until(lambda: all((each / "stat").read_text().rpartition(") ")[2][0] == "T" for each in threads.iterdir()))
+        return
     assert os.WIFSTOPPED(status), f"process {pid} ended with {os.waitstatus_to_exitcode(status)}"
 
 
