@@ -119,6 +119,15 @@ def test_notes_of_a_clock_that_is_ahead(make_store, tmp_path):
     assert "2.01 h ahead of this host" in (tmp_path / "page.html").read_text()
 
 
+def test_epochs_of_a_clock_that_is_ahead(make_store):
+    """`status` says how many a replica lacks, and that it does not know since when."""
+    store = make_store(2)
+    run_epochs(store, 3, clock(SystemClock().wall_ms() + 7_230_000))
+    note_replica(store, LastReplica("there", 1, 1, SystemClock().wall_ms()))
+    _, text = call("status", store)
+    assert re.search(r"; 2 epochs behind, the oldest of which is dated 2\.0\d h ahead of this host's clock\n", text)
+
+
 def test_the_lag_that_a_run_has_seen(store, tmp_path):
     """`status`, `advise` and `report` say it, with its time and the way out; a note of an earlier execution, and one
     that somebody has broken, say nothing."""
