@@ -25,7 +25,8 @@ READERS = 8
 
 
 class StateVersions:
-    """The older versions of objects in the bucket of a state backend; false for a backend that keeps none."""
+    """The older versions of objects in the bucket of a state backend, of which each is read once; false for a backend
+    that keeps none."""
 
     def __init__(self, backend: Backend, wanted: SoughtKeys) -> None:
         self._location, self._wanted = backend.location, wanted
@@ -34,6 +35,7 @@ class StateVersions:
         if isinstance(backend, RemoteBackend):
             self._versions, self._unseen = backend.objects.versions, backend.objects.unseen
         self._known: dict[str, OlderVersion] = {}
+        self._holds_key: dict[str, bool] = {}
         self._holding: list[str] = []
         self._unread: list[str] = []
 
@@ -86,7 +88,13 @@ class StateVersions:
             self._unseen = f"older versions of objects: {error.found}"
             return
         self._known |= {version.shown: version for version in older}
-        for version, holds in zip(older, each(self._holds, older, at_once=READERS, name="versions"), strict=True):
+        # Nobody can change a version. An active run adds one with each heartbeat, so there may be many.
+        new = [version for version in older if version.shown not in self._holds_key]
+        for version, holds in zip(new, each(self._holds, new, at_once=READERS, name="versions"), strict=True):
+            if holds is not None:
+                self._holds_key[version.shown] = holds
+        for version in older:
+            holds = self._holds_key.get(version.shown)
             if holds is not False:
                 (self._holding if holds else self._unread).append(version.shown)
 

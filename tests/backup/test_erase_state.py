@@ -11,6 +11,7 @@ from recovery.base.clock import SystemClock
 from recovery.errors import ErasureIncompleteError, StateNotFoundError
 from recovery.operational.backends.open import VARIABLE
 from recovery.operational.steps.step_edits import audit
+from recovery.places.versions import BucketVersions
 from recovery.storage.store import Store
 from tests.backup import emulators
 from tests.backup.buckets import Bucket, locked_bucket, versioned_bucket
@@ -101,6 +102,20 @@ def test_older_versions_of_records_lose_the_key(reached, make_store, monkeypatch
     assert done.exit_code == 0, done.output
     assert bucket.traces(PERSON) == []
     assert len(bucket.traces("'k1'")) == others
+
+
+def test_a_version_is_read_once(reached, make_store, monkeypatch):
+    """By the whole command: an active run adds a version of its record with each heartbeat."""
+    bucket, store = versioned_bucket(reached, "state-reads"), make_store(2)
+    history(store, 1, executions=1)
+    state_in(bucket, monkeypatch)
+    for _ in range(3):
+        audit(Store(store), SystemClock()).begin("flow", "flow").end(ValueError(f"step 'count', key {PERSON!r}: no"))
+    read, whole = [], BucketVersions.read
+    monkeypatch.setattr(BucketVersions, "read", lambda self, older: read.append(older) or whole(self, older))
+    done = erase(store, "--key", PERSON, "--yes")
+    assert done.exit_code == 0, done.output
+    assert len(read) == len(set(read)) >= 3
 
 
 def test_a_lock_is_reported(reached, make_store, monkeypatch):
