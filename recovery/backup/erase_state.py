@@ -13,7 +13,7 @@ from recovery.backup.erased import ErasedCopy, Locked
 from recovery.base.threads import each
 from recovery.errors import RecoveryError
 from recovery.operational.backends.backend import Backend
-from recovery.operational.backends.paths import STATE_FILE, decode_path
+from recovery.operational.backends.paths import STATE_FILE, decode_path, encode_path
 from recovery.operational.backends.remote import RemoteBackend
 from recovery.operational.ids import StateId
 from recovery.operational.runs import is_record
@@ -42,12 +42,14 @@ class StateVersions:
     def __bool__(self) -> bool:
         return self._versions is not None or bool(self._unseen)
 
-    def found(self) -> list[ErasedCopy]:
-        """Return what the bucket keeps of the keys and documents, if it may keep some. Only reads."""
+    def found(self, ids: Iterable[StateId]) -> list[ErasedCopy]:
+        """Return what the bucket keeps of the keys and documents, if it may keep some, and until when. ids: of the
+        documents that are to go, whose objects become versions. Only reads."""
         if not self:
             return []
         self._search()
-        locked = Locked.of(self._locks, self._holding)
+        objects = (f"{encode_path(each)}/{STATE_FILE}" for each in ids)
+        locked = Locked.of(self._locks, (*self._holding, *objects))
         why = _WHY_UNREAD if self._unread else locked.why
         left, held = tuple(self._unread), tuple(self._holding)
         return [ErasedCopy(self._location, held, left=left, why=why, until=locked.until, unseen=self._unseen)]
@@ -137,8 +139,8 @@ class StateVersions:
     def _locks(self, names: Iterable[str]) -> list[Lock]:
         if self._versions is None:
             return []
-        named = [self._known[name] for name in names if name in self._known]
-        found = (self._versions.lock(version.name, version.version) for version in named)
+        named = (self._known.get(name, OlderVersion(name, "")) for name in names)
+        found = (self._versions.lock(version.name, version.version or None) for version in named)
         return [lock for lock in found if lock is not None]
 
 

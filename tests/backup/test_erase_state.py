@@ -119,7 +119,7 @@ def test_a_version_is_read_once(reached, make_store, monkeypatch):
 
 
 def test_a_lock_is_reported(reached, make_store, monkeypatch):
-    """With its date; the object stays removed."""
+    """With its date, before as well: of an object that is to be removed, too. The object stays removed."""
     bucket, store = locked_bucket(reached, "state-locks", days=2, mode="GOVERNANCE"), make_store(2)
     # The client of documents does not write to a bucket that locks each object by itself.
     bucket.client.put_object_lock_configuration(
@@ -127,7 +127,13 @@ def test_a_lock_is_reported(reached, make_store, monkeypatch):
     )
     state_in(bucket, monkeypatch)
     people(store)
+    assert command("state", "set", store, "once/eve", '"written once"', "--yes").exit_code == 0
     bucket.lock(days=2, mode="GOVERNANCE")
+    looked = erase(store, "--state", "once/*", "--dry-run", "--json")
+    [copy] = json.loads(looked.stdout)["copies"]
+    assert (copy["held"], copy["left"]) == ([], [])
+    assert copy["until"]
+    assert "the bucket keeps" in erase(store, "--state", "once/*", "--dry-run").stdout
     done = erase(store, "--state", "people/*", "--yes", "--json")
     assert done.exit_code == ErasureIncompleteError.exit_code, done.output
     [copy] = json.loads(done.stdout)["copies"]
