@@ -7,7 +7,7 @@ bucket with versioning keeps what they were before. No backup has any of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from recovery.backup.erased import ErasedCopy, Locked
 from recovery.base.threads import each
@@ -38,6 +38,8 @@ class StateVersions:
         self._holds_key: dict[str, bool] = {}
         self._holding: list[str] = []
         self._unread: list[str] = []
+        self._left_names: list[str] = []
+        """What stands for the removal of documents of which there is no version any more: an id may name a person."""
 
     def __bool__(self) -> bool:
         return self._versions is not None or bool(self._unseen)
@@ -51,7 +53,7 @@ class StateVersions:
         objects = (f"{encode_path(each)}/{STATE_FILE}" for each in ids)
         locked = Locked.of(self._locks, (*self._holding, *objects))
         why = _WHY_UNREAD if self._unread else locked.why
-        left, held = tuple(self._unread), tuple(self._holding)
+        left, held = tuple(self._unread), (*self._holding, *self._left_names)
         return [ErasedCopy(self._location, held, left=left, why=why, until=locked.until, unseen=self._unseen)]
 
     def erased(self) -> list[ErasedCopy]:
@@ -60,10 +62,11 @@ class StateVersions:
         if not self:
             return []
         self._search()
-        held, refused = tuple(self._holding), ""
+        holding, refused = tuple(self._holding), ""
+        held = (*holding, *self._left_names)
         # What proves the erasure names nobody: the ids of documents may be names.
         shown = tuple(f"{STATE_FILE}?{name.partition('?')[2]}" for name in held)
-        for name in held:
+        for name in holding:
             assert self._versions is not None
             try:
                 self._versions.delete(self._known[name])
@@ -71,7 +74,7 @@ class StateVersions:
                 refused = refused or error.found
         self._search()
         left = (*self._holding, *self._unread)
-        refused = self._forget_names({self._known[name].name for name in held}) or refused
+        refused = self._forget_names({self._known[name].name for name in holding}) or refused
         locked = Locked.of(self._locks, left)
         why = locked.why or refused or (_WHY_UNREAD if self._unread else "the bucket still has them")
         why = why if left or refused else ""
@@ -80,11 +83,12 @@ class StateVersions:
 
     def _search(self) -> None:
         """Look at all older versions; what nobody can list is unseen."""
-        self._holding, self._unread = [], []
+        self._holding, self._unread, self._left_names = [], [], []
         if self._versions is None or self._unseen:
             return
         try:
             older = self._versions.entries("")
+            self._left_names = [marker.shown for marker in self._removed_names(older)]
         except RecoveryError as error:
             # Another permission than that to list objects.
             self._unseen = f"older versions of objects: {error.found}"
@@ -120,21 +124,32 @@ class StateVersions:
         names_key = is_record(state_id) and redacted(content, self._wanted.words) != content
         return names_key or is_selected(state_id, self._wanted.states)
 
-    def _forget_names(self, names: set[str]) -> str:
+    def _forget_names(self, names: Collection[str]) -> str:
         """Remove what stands for the removal of documents, whose ids may be names of persons; return why it failed.
         While there is a version of an object, that would bring the object back."""
         if self._versions is None or self._unseen:
             return ""
         try:
-            kept = {version.name for version in self._versions.entries("")}
-            for marker in self._versions.markers(""):
-                state_id = _state_id(marker.name)
-                is_known = state_id is not None and is_selected(state_id, self._wanted.states)
-                if marker.name not in kept and (is_known or marker.name in names):
-                    self._versions.delete(marker)
+            for marker in self._removed_names(self._versions.entries(""), names):
+                self._versions.delete(marker)
         except RecoveryError as error:
             return error.found
         return ""
+
+    def _removed_names(self, older: Iterable[OlderVersion], names: Collection[str] = ()) -> list[OlderVersion]:
+        """Return what stands for the removal of documents that are selected, or have one of these names, and have none
+        of these older versions. Raises a RecoveryError of the bucket."""
+        assert self._versions is not None
+        kept = {version.name for version in older}
+        return [
+            marker
+            for marker in self._versions.markers("")
+            if marker.name not in kept and (marker.name in names or self._selects(marker.name))
+        ]
+
+    def _selects(self, name: str) -> bool:
+        state_id = _state_id(name)
+        return state_id is not None and is_selected(state_id, self._wanted.states)
 
     def _locks(self, names: Iterable[str]) -> list[Lock]:
         if self._versions is None:

@@ -104,6 +104,24 @@ def test_older_versions_of_records_lose_the_key(reached, make_store, monkeypatch
     assert len(bucket.traces("'k1'")) == others
 
 
+def test_a_name_without_versions_is_erased(reached, make_store, monkeypatch):
+    """A rule of the bucket has removed the versions of a removed document, whose id is still there."""
+    bucket, store = versioned_bucket(reached, "state-names"), make_store(2)
+    state_in(bucket, monkeypatch)
+    assert command("state", "set", store, "people/ada", "1", "--yes").exit_code == 0
+    [version] = bucket.client.list_object_versions(Bucket=bucket.name)["Versions"]
+    bucket.client.delete_object(Bucket=bucket.name, Key=version["Key"])
+    bucket.client.delete_object(Bucket=bucket.name, Key=version["Key"], VersionId=version["VersionId"])
+    looked = json.loads(erase(store, "--state", "people/*", "--dry-run", "--json").stdout)
+    assert [name.partition("?")[0] for name in looked["copies"][0]["held"]] == ["people/ada/state.json"]
+    assert names_in(bucket) == ["state/people/ada/state.json"]
+    done = erase(store, "--state", "people/*", "--yes", "--json")
+    assert done.exit_code == 0, done.output
+    assert "people" not in done.stdout
+    assert names_in(bucket) == []
+    assert erase(store, "--state", "people/*", "--yes").exit_code == StateNotFoundError.exit_code
+
+
 def test_a_version_is_read_once(reached, make_store, monkeypatch):
     """By the whole command: an active run adds a version of its record with each heartbeat."""
     bucket, store = versioned_bucket(reached, "state-reads"), make_store(2)
