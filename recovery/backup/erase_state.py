@@ -152,10 +152,13 @@ class StateVersions:
         return state_id is not None and is_selected(state_id, self._wanted.states)
 
     def _locks(self, names: Iterable[str]) -> list[Lock]:
-        if self._versions is None:
+        versions = self._versions
+        if versions is None:
             return []
-        named = (self._known.get(name, OlderVersion(name, "")) for name in names)
-        found = (self._versions.lock(version.name, version.version or None) for version in named)
+        named = [self._known.get(name, OlderVersion(name, "")) for name in names]
+        found = each(
+            lambda version: versions.lock(version.name, version.version or None), named, at_once=READERS, name="locks"
+        )
         return [lock for lock in found if lock is not None]
 
 
