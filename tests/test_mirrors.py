@@ -191,7 +191,7 @@ COVERED_BY = {
     "cli/test_output.py": "cli.common cli.init cli.output_errors cli.status",
     "operational/test_runs.py": "cli.runs host.processes",
     "report/test_commands.py": "cli.advise cli.plan cli.report cli.verify report.lag report.plan report.status",
-    "ui/pages/test_app.py": "cli.ui ui.pages.drawing ui.pages.rendering ui.pages.views ui.server.app",
+    "ui/pages/test_app.py": "cli.ui ui.pages.rendering ui.pages.views ui.server.app",
     "ui/server/test_service.py": """ui.server.admission ui.server.gate ui.server.headers ui.server.listening
         ui.server.prefix ui.server.signed_in""",
     "host/test_signals.py": "cli.signals",

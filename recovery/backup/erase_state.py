@@ -7,13 +7,13 @@ bucket with versioning keeps what they were before. No backup has any of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from recovery.backup.erased import ErasedCopy, Locked
 from recovery.base.threads import each
 from recovery.errors import RecoveryError
 from recovery.operational.backends.backend import Backend
-from recovery.operational.backends.paths import STATE_FILE, decode_path
+from recovery.operational.backends.paths import STATE_FILE, decode_path, encode_path
 from recovery.operational.backends.remote import RemoteBackend
 from recovery.operational.ids import StateId
 from recovery.operational.runs import is_record
@@ -25,7 +25,8 @@ READERS = 8
 
 
 class StateVersions:
-    """The older versions of objects in the bucket of a state backend; false for a backend that keeps none."""
+    """The older versions of objects in the bucket of a state backend, of which each is read once; false for a backend
+    that keeps none."""
 
     def __init__(self, backend: Backend, wanted: SoughtKeys) -> None:
         self._location, self._wanted = backend.location, wanted
@@ -34,20 +35,25 @@ class StateVersions:
         if isinstance(backend, RemoteBackend):
             self._versions, self._unseen = backend.objects.versions, backend.objects.unseen
         self._known: dict[str, OlderVersion] = {}
+        self._holds_key: dict[str, bool] = {}
         self._holding: list[str] = []
         self._unread: list[str] = []
+        self._left_names: list[str] = []
+        """What stands for the removal of documents of which there is no version any more: an id may name a person."""
 
     def __bool__(self) -> bool:
         return self._versions is not None or bool(self._unseen)
 
-    def found(self) -> list[ErasedCopy]:
-        """Return what the bucket keeps of the keys and documents, if it may keep some. Only reads."""
+    def found(self, ids: Iterable[StateId]) -> list[ErasedCopy]:
+        """Return what the bucket keeps of the keys and documents, if it may keep some, and until when. ids: of the
+        documents that are to go, whose objects become versions. Only reads."""
         if not self:
             return []
         self._search()
-        locked = Locked.of(self._locks, self._holding)
+        objects = (f"{encode_path(each)}/{STATE_FILE}" for each in ids)
+        locked = Locked.of(self._locks, (*self._holding, *objects))
         why = _WHY_UNREAD if self._unread else locked.why
-        left, held = tuple(self._unread), tuple(self._holding)
+        left, held = tuple(self._unread), (*self._holding, *self._left_names)
         return [ErasedCopy(self._location, held, left=left, why=why, until=locked.until, unseen=self._unseen)]
 
     def erased(self) -> list[ErasedCopy]:
@@ -56,10 +62,11 @@ class StateVersions:
         if not self:
             return []
         self._search()
-        held, refused = tuple(self._holding), ""
+        holding, refused = tuple(self._holding), ""
+        held = (*holding, *self._left_names)
         # What proves the erasure names nobody: the ids of documents may be names.
         shown = tuple(f"{STATE_FILE}?{name.partition('?')[2]}" for name in held)
-        for name in held:
+        for name in holding:
             assert self._versions is not None
             try:
                 self._versions.delete(self._known[name])
@@ -67,7 +74,7 @@ class StateVersions:
                 refused = refused or error.found
         self._search()
         left = (*self._holding, *self._unread)
-        refused = self._forget_names({self._known[name].name for name in held}) or refused
+        refused = self._forget_names({self._known[name].name for name in holding}) or refused
         locked = Locked.of(self._locks, left)
         why = locked.why or refused or (_WHY_UNREAD if self._unread else "the bucket still has them")
         why = why if left or refused else ""
@@ -76,17 +83,24 @@ class StateVersions:
 
     def _search(self) -> None:
         """Look at all older versions; what nobody can list is unseen."""
-        self._holding, self._unread = [], []
+        self._holding, self._unread, self._left_names = [], [], []
         if self._versions is None or self._unseen:
             return
         try:
             older = self._versions.entries("")
+            self._left_names = [marker.shown for marker in self._removed_names(older)]
         except RecoveryError as error:
             # Another permission than that to list objects.
             self._unseen = f"older versions of objects: {error.found}"
             return
         self._known |= {version.shown: version for version in older}
-        for version, holds in zip(older, each(self._holds, older, at_once=READERS, name="versions"), strict=True):
+        # Nobody can change a version. An active run adds one with each heartbeat, so there may be many.
+        new = [version for version in older if version.shown not in self._holds_key]
+        for version, holds in zip(new, each(self._holds, new, at_once=READERS, name="versions"), strict=True):
+            if holds is not None:
+                self._holds_key[version.shown] = holds
+        for version in older:
+            holds = self._holds_key.get(version.shown)
             if holds is not False:
                 (self._holding if holds else self._unread).append(version.shown)
 
@@ -110,27 +124,41 @@ class StateVersions:
         names_key = is_record(state_id) and redacted(content, self._wanted.words) != content
         return names_key or is_selected(state_id, self._wanted.states)
 
-    def _forget_names(self, names: set[str]) -> str:
+    def _forget_names(self, names: Collection[str]) -> str:
         """Remove what stands for the removal of documents, whose ids may be names of persons; return why it failed.
         While there is a version of an object, that would bring the object back."""
         if self._versions is None or self._unseen:
             return ""
         try:
-            kept = {version.name for version in self._versions.entries("")}
-            for marker in self._versions.markers(""):
-                state_id = _state_id(marker.name)
-                is_known = state_id is not None and is_selected(state_id, self._wanted.states)
-                if marker.name not in kept and (is_known or marker.name in names):
-                    self._versions.delete(marker)
+            for marker in self._removed_names(self._versions.entries(""), names):
+                self._versions.delete(marker)
         except RecoveryError as error:
             return error.found
         return ""
 
+    def _removed_names(self, older: Iterable[OlderVersion], names: Collection[str] = ()) -> list[OlderVersion]:
+        """Return what stands for the removal of documents that are selected, or have one of these names, and have none
+        of these older versions. Raises a RecoveryError of the bucket."""
+        assert self._versions is not None
+        kept = {version.name for version in older}
+        return [
+            marker
+            for marker in self._versions.markers("")
+            if marker.name not in kept and (marker.name in names or self._selects(marker.name))
+        ]
+
+    def _selects(self, name: str) -> bool:
+        state_id = _state_id(name)
+        return state_id is not None and is_selected(state_id, self._wanted.states)
+
     def _locks(self, names: Iterable[str]) -> list[Lock]:
-        if self._versions is None:
+        versions = self._versions
+        if versions is None:
             return []
-        named = [self._known[name] for name in names if name in self._known]
-        found = (self._versions.lock(version.name, version.version) for version in named)
+        named = [self._known.get(name, OlderVersion(name, "")) for name in names]
+        found = each(
+            lambda version: versions.lock(version.name, version.version or None), named, at_once=READERS, name="locks"
+        )
         return [lock for lock in found if lock is not None]
 
 

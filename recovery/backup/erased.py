@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from recovery.base.wording import counted
 from recovery.errors import RecoveryError
 from recovery.places.protocol import Lock
 
@@ -72,4 +73,4 @@ class Locked:
         holds = any(lock.until is None for lock in locks)
         end = " and ".join([*([f"until {until}"] if until else []), *(["until its hold is removed"] if holds else [])])
         modes = ", ".join(sorted({lock.mode for lock in locks}))
-        return cls(f"the bucket keeps {len(locks)} of them {end} ({modes})", None if holds else until)
+        return cls(f"the bucket keeps {counted(len(locks), 'object')} {end} ({modes})", None if holds else until)

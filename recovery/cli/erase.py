@@ -116,7 +116,7 @@ def erase_command(
     versions = StateVersions(backend_of(store, SystemClock()), wanted)
     if not dry_run:
         store.check_free()
-    there = [*copies.searched(dry_run=dry_run), *versions.found(), *beside(directory)]
+    there = [*copies.searched(dry_run=dry_run), *versions.found(seen.ids), *beside(directory)]
     if dry_run:
         _check_found(store, keys, bool(seen), there)
         _report(seen, None, there, dry_run, as_json)
@@ -183,7 +183,7 @@ def _ask(seen: _Seen, copies: Sequence[ErasedCopy]) -> None:
     also = " and of the named copies" if copies else ""
     held = [each for each in copies if each.held]
     for each in copies:
-        if each.held or each.left:
+        if each.held or each.left or each.why:
             tell(one_line(_copy_text(each, True)))
     if seen.found or seen.ids:
         if seen.found:
@@ -284,7 +284,7 @@ def _check_found(store: Store, keys: Sequence[KeyToErase], is_seen: bool, copies
 
 def _copy_text(copy: ErasedCopy, dry_run: bool) -> str:
     unseen = f"; not looked at: {copy.unseen}" if copy.unseen else ""
-    if not copy.held and not copy.left:
+    if not (copy.held or copy.left or copy.why):
         return f"{copy.location}: nothing of the key is there{unseen}"
     held = counted(len(copy.held), "object" if copy.is_place else "file")
     if dry_run:

@@ -204,8 +204,11 @@ def _replica_text(replica: Mapping[str, Any]) -> str:
     if replica["ahead_s"]:
         text += f", {ago(-replica['ahead_s'])}"
     if replica["lag_epochs"]:
-        since = ago(replica["lag_s"]) if replica["lag_s"] < 0 else format_interval(round(replica["lag_s"]))
-        text += f"; {counted(replica['lag_epochs'], 'epoch')} ({since}) behind"
+        lacks, lag_s = counted(replica["lag_epochs"], "epoch"), replica["lag_s"]
+        if lag_s < 0:
+            text += f"; {lacks} behind, the oldest of which is dated {ago(lag_s)}"
+        else:
+            text += f"; {lacks} ({format_interval(round(lag_s))}) behind"
     if replica["problem"] is not None:
         since = f" since {format_time(replica['since_ms'])}" if replica["since_ms"] else ""
         text += f"; failing{since}: {replica['problem']}"

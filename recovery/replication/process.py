@@ -94,7 +94,8 @@ class Replication:
         self._changed = threading.Condition()
         self._closed = self._covered = 0
         self._under_way = _Waiting()
-        self._waiting = _Waiting(lag.epochs, clock.elapsed_s() - lag.seconds if lag.epochs else None)
+        # Of epochs that are dated ahead of this host's clock, only the time from now on is known.
+        self._waiting = _Waiting(lag.epochs, clock.elapsed_s() - max(0.0, lag.seconds) if lag.epochs else None)
         self._shipped = shipped
         self._bytes = self._shippings = self._failures = self._in_a_row = 0
         self._error: RecoveryError | None = None

@@ -31,6 +31,9 @@ BACKUPS = 12
 class Bucket:
     """The objects of a directory, as a place that is none: counts requests."""
 
+    versions = None
+    unseen = ""
+
     def __init__(self, root: Path, *, writable: bool = True) -> None:
         self._inner, self._writable = DirectoryPlace(root), writable
         self.root, self.shown = root, str(root)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,6 +10,7 @@ from recovery.base.clock import SystemClock
 from recovery.errors import ErasureIncompleteError, StateNotFoundError
 from recovery.operational.backends.open import VARIABLE
 from recovery.operational.steps.step_edits import audit
+from recovery.places.versions import BucketVersions
 from recovery.storage.store import Store
 from tests.backup import emulators
 from tests.backup.buckets import Bucket, locked_bucket, versioned_bucket
@@ -22,16 +22,10 @@ from tests.operational.person import PERSON, SECRET, history
 pytest.importorskip("obstore", reason="obstore is not installed (the test extra has it)")
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[Emulator]:
-    """moto, for all tests of the module."""
-    with emulators.moto() as started:
-        yield started
-
-
 @pytest.fixture
-def reached(s3, monkeypatch) -> Emulator:
+def reached(servers, monkeypatch) -> Emulator:
     """The server, with credentials in the environment."""
+    s3 = servers.of(emulators.moto)
     for name, value in s3.environ.items():
         monkeypatch.setenv(name, value)
     return s3
@@ -103,8 +97,40 @@ def test_older_versions_of_records_lose_the_key(reached, make_store, monkeypatch
     assert len(bucket.traces("'k1'")) == others
 
 
+def test_a_name_without_versions_is_erased(reached, make_store, monkeypatch):
+    """A rule of the bucket has removed the versions of a removed document, whose id is still there."""
+    bucket, store = versioned_bucket(reached, "state-names"), make_store(2)
+    state_in(bucket, monkeypatch)
+    assert command("state", "set", store, "people/ada", "1", "--yes").exit_code == 0
+    [version] = bucket.client.list_object_versions(Bucket=bucket.name)["Versions"]
+    bucket.client.delete_object(Bucket=bucket.name, Key=version["Key"])
+    bucket.client.delete_object(Bucket=bucket.name, Key=version["Key"], VersionId=version["VersionId"])
+    looked = json.loads(erase(store, "--state", "people/*", "--dry-run", "--json").stdout)
+    assert [name.partition("?")[0] for name in looked["copies"][0]["held"]] == ["people/ada/state.json"]
+    assert names_in(bucket) == ["state/people/ada/state.json"]
+    done = erase(store, "--state", "people/*", "--yes", "--json")
+    assert done.exit_code == 0, done.output
+    assert "people" not in done.stdout
+    assert names_in(bucket) == []
+    assert erase(store, "--state", "people/*", "--yes").exit_code == StateNotFoundError.exit_code
+
+
+def test_a_version_is_read_once(reached, make_store, monkeypatch):
+    """By the whole command: an active run adds a version of its record with each heartbeat."""
+    bucket, store = versioned_bucket(reached, "state-reads"), make_store(2)
+    history(store, 1, executions=1)
+    state_in(bucket, monkeypatch)
+    for _ in range(3):
+        audit(Store(store), SystemClock()).begin("flow", "flow").end(ValueError(f"step 'count', key {PERSON!r}: no"))
+    read, whole = [], BucketVersions.read
+    monkeypatch.setattr(BucketVersions, "read", lambda self, older: read.append(older) or whole(self, older))
+    done = erase(store, "--key", PERSON, "--yes")
+    assert done.exit_code == 0, done.output
+    assert len(read) == len(set(read)) >= 3
+
+
 def test_a_lock_is_reported(reached, make_store, monkeypatch):
-    """With its date; the object stays removed."""
+    """With its date, before as well: of an object that is to be removed, too. The object stays removed."""
     bucket, store = locked_bucket(reached, "state-locks", days=2, mode="GOVERNANCE"), make_store(2)
     # The client of documents does not write to a bucket that locks each object by itself.
     bucket.client.put_object_lock_configuration(
@@ -112,7 +138,13 @@ def test_a_lock_is_reported(reached, make_store, monkeypatch):
     )
     state_in(bucket, monkeypatch)
     people(store)
+    assert command("state", "set", store, "once/eve", '"written once"', "--yes").exit_code == 0
     bucket.lock(days=2, mode="GOVERNANCE")
+    looked = erase(store, "--state", "once/*", "--dry-run", "--json")
+    [copy] = json.loads(looked.stdout)["copies"]
+    assert (copy["held"], copy["left"]) == ([], [])
+    assert copy["until"]
+    assert "the bucket keeps" in erase(store, "--state", "once/*", "--dry-run").stdout
     done = erase(store, "--state", "people/*", "--yes", "--json")
     assert done.exit_code == ErasureIncompleteError.exit_code, done.output
     [copy] = json.loads(done.stdout)["copies"]
@@ -125,9 +157,9 @@ def test_a_lock_is_reported(reached, make_store, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["gs", pytest.param("azure", marks=pytest.mark.long)])
-def test_what_other_buckets_keep_is_said(make_store, tmp_path, monkeypatch, kind):
+def test_what_other_buckets_keep_is_said(make_store, tmp_path, servers, monkeypatch, kind):
     """No client here can see it: the command does not call itself complete."""
-    with stores.store(kind, tmp_path) as server:
+    with stores.store(kind, tmp_path, servers) as server:
         monkeypatch.setenv(VARIABLE, server.place("state"))
         store = make_store(2)
         people(store)

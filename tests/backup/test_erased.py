@@ -15,9 +15,9 @@ EARLY, LATE = "2026-12-01T00:00:00Z", "2026-12-24T00:00:00Z"
     ("locks", "until", "said"),
     [
         ([], None, ""),
-        ([Lock(LATE, "governance"), Lock(EARLY, "compliance")], LATE, f"keeps 2 of them until {LATE} (compliance, gov"),
+        ([Lock(LATE, "governance"), Lock(EARLY, "compliance")], LATE, f"keeps 2 objects until {LATE} (compliance, gov"),
         ([Lock(EARLY, "governance"), Lock(None, "legal hold")], None, f"until {EARLY} and until its hold is removed"),
-        ([Lock(None, "legal hold")], None, "keeps 1 of them until its hold is removed (legal hold)"),
+        ([Lock(None, "legal hold")], None, "keeps 1 object until its hold is removed (legal hold)"),
     ],
 )
 def test_the_last_lock_decides(locks, until, said):

@@ -36,6 +36,9 @@ class FailingTarget:
     Like an object store it publishes what was written before the failure.
     """
 
+    versions = None
+    unseen = ""
+
     def __init__(self, inner: DirectoryPlace, fail_at: int, lasting: bool) -> None:
         self.inner = inner
         self.shown = inner.shown

@@ -1,5 +1,5 @@
-"""What the metadata files of an Iceberg table say without Spark. tests/spark/test_iceberg_source.py compares the
-answers with Spark's."""
+"""What the metadata files of an Iceberg table say without Spark. tests/spark/test_iceberg_directories.py compares
+the answers with Spark's."""
 
 from __future__ import annotations
 

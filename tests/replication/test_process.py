@@ -78,6 +78,13 @@ def closes(store: Path, replication: Replication, epochs: int = 1) -> None:
         replication.closed()
 
 
+def test_epochs_that_are_dated_ahead_count_from_the_beginning_of_the_run(begin):
+    """Their lag is not 0 s until this host's clock has come to their dates."""
+    replication = begin(lag=ReplicaLag(1, -3600.0))
+    wait_until(lambda: replication.state.lag.seconds > 0)
+    assert replication.state.lag.seconds < 3600
+
+
 def test_every_closed_epoch_is_shipped(store, begin, tmp_path):
     """Fewer shippings than epochs where it is slower; the end waits for the last one."""
     replication = begin(lag=ReplicaLag(1, 5.0))

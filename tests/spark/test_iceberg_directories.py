@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,14 @@ SHORT = "ALTER TABLE {} SET TBLPROPERTIES ('write.metadata.delete-after-commit.e
 SKIPS = {"streaming-skip-overwrite-snapshots": "true", "streaming-skip-delete-snapshots": "true"}
 
 
+def look_at(db: Path, source: NotedSource) -> str | None:
+    """What the look finds in a table at the position of the newest epoch."""
+    plan = plan_resume(scan(db))
+    rows = Snapshot.of(plan, plan.snapshot.cut, FileReader.of).states(CHECKPOINT_STEP)
+    found = position_in(((each.key, each.value) for each in rows), plan.snapshot.batch_id)
+    return new_input([source], '[{"source":0,"reads":"iceberg a b "}]', Positions(*found))
+
+
 class Lake:
     """A table of a Hadoop catalog, a recovery directory, and what the look finds of them."""
 
@@ -52,11 +61,7 @@ class Lake:
 
     def new(self, **options: str) -> str | None:
         """What the look finds at the position of the newest epoch."""
-        plan = plan_resume(scan(self.db))
-        rows = Snapshot.of(plan, plan.snapshot.cut, FileReader.of).states(CHECKPOINT_STEP)
-        found = position_in(((each.key, each.value) for each in rows), plan.snapshot.batch_id)
-        source = NotedSource(DIRECTORY, {"path": f"file:{self.path}", **options})
-        return new_input([source], '[{"source":0,"reads":"iceberg a b "}]', Positions(*found))
+        return look_at(self.db, NotedSource(DIRECTORY, {"path": f"file:{self.path}", **options}))
 
     def go(self, **options: str) -> int:
         """Run to the end; return how many micro-batches there were."""
@@ -159,7 +164,7 @@ def test_what_is_noted_of_a_table(spark, lake, of_catalog, tmp_path):
     where the run was stopped."""
     lake.table.add(3)
     of_catalog.add()
-    plain, uri = ([NotedSource(DIRECTORY, {"path": f"{scheme}{lake.path}"})] for scheme in ("", "file:"))
+    uri = [NotedSource(DIRECTORY, {"path": f"file:{lake.path}"})]
     stream = spark.readStream.format("iceberg")
     assert noted(stream.load(lake.table.name), tmp_path / "name") == (uri, "")
     assert noted(stream.table(lake.table.name), tmp_path / "table") == (uri, "")
@@ -167,7 +172,29 @@ def test_what_is_noted_of_a_table(spark, lake, of_catalog, tmp_path):
     assert noted(stream.load(of_catalog.name), tmp_path / "catalog")[1].startswith("only Spark knows whether")
     slow = stream.option("streaming-max-files-per-micro-batch", 1).load(str(lake.path))
     assert "may have left rows" in noted(slow, tmp_path / "path", stops=True)[1]
-    assert noted(slow, tmp_path / "path") == (plain, "")
+    assert noted(slow, tmp_path / "path") == (uri, "")
+
+
+def test_a_catalog_with_a_file_system_of_its_own(spark, tmp_path):
+    """A path without a scheme is in the catalog's file system, whatever that of the session has under the same path."""
+    warehouse, catalog = tmp_path / "warehouse", f"lake{next(CATALOGS)}"
+    prefix = f"spark.sql.catalog.{catalog}"
+    settings = {
+        **iceberg_catalog(catalog, tmp_path, "hadoop"),
+        f"{prefix}.warehouse": str(warehouse),
+        f"{prefix}.hadoop.fs.defaultFS": "viewfs://other/",
+        f"{prefix}.hadoop.fs.viewfs.mounttable.other.link.{warehouse}": f"file:{tmp_path}/elsewhere",
+    }
+    (tmp_path / "elsewhere").mkdir()
+    with set_to(spark, settings):
+        spark.sql(f"CREATE NAMESPACE {catalog}.db")
+        table = IcebergTable(spark, catalog, tmp_path)
+        table.add(2)
+        shutil.copytree(tmp_path / "elsewhere", warehouse)
+        [source], _ = noted(spark.readStream.format("iceberg").load(table.name), tmp_path / "db")
+        table.add()
+    assert source.options == {"path": f"viewfs://other{warehouse}/db/input"}
+    assert "only Spark can look" in (look_at(tmp_path / "db", source) or "")
 
 
 def test_branches_are_for_spark(spark, lake, tmp_path):

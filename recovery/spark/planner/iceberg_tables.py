@@ -153,14 +153,16 @@ def _is_iceberg(table: Any) -> bool:
 
 
 def _directory(table: Any, handle: Any) -> str | None:
-    """Return where a table is, if its main branch is read, and the names of files there say which metadata are the
-    newest; None: otherwise, or if that is not known."""
+    """Return where a table is, with the scheme of its file system, if its main branch is read, and the names of files
+    there say which metadata are the newest; None: otherwise, or if that is not known."""
     try:
         operations = handle.operations()
         classes = tuple(each.getClass().getName() for each in (operations, operations.io()))
         if classes != _BY_NAMES or table.branch() is not None:
             return None
-        return str(operations.metadataFileLocation("any")).removesuffix("/metadata/any")
+        file = operations.io().newInputFile(operations.metadataFileLocation("any"))
+        # A catalog has settings of Hadoop of its own: they say where a path without a scheme is.
+        return str(file.getFileSystem().makeQualified(file.getPath())).removesuffix("/metadata/any")
     except Py4JError:
         return None
 

@@ -122,9 +122,10 @@ def growth(step: Row) -> Markup:
 
 
 def health_meter(each: Row) -> Markup:
-    """Return the bar of a value against its two levels; empty if it has none, or if low values are the bad ones."""
+    """Return the bar of a value against its two levels; empty if it has none, if the value is an age that is not known,
+    or if low values are the bad ones."""
     value, warning, critical = each["value"], each["warning"], each["critical"]
-    if value is None or warning is None or critical is None or critical < warning:
+    if value is None or value < 0 or warning is None or critical is None or critical < warning:
         return Markup("")
     return Markup(meter(value, warning, critical, each["level"], f"{each['target']}: {each['level']}"))
 

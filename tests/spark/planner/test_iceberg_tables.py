@@ -172,9 +172,14 @@ def handle_of(operations: str | None, reads: str = f"{HADOOP}FileIO") -> SimpleN
         if operations is None:
             raise Py4JError("Method operations([]) does not exist")
         of_class = {name: SimpleNamespace(getName=lambda name=name: name) for name in (operations, reads)}
+        system = SimpleNamespace(makeQualified=lambda path: f"viewfs://lake{path}")
+        io = SimpleNamespace(
+            getClass=lambda: of_class[reads],
+            newInputFile=lambda path: SimpleNamespace(getFileSystem=lambda: system, getPath=lambda: path),
+        )
         return SimpleNamespace(
-            getClass=lambda: of_class[operations], io=lambda: SimpleNamespace(getClass=lambda: of_class[reads]),
-            metadataFileLocation=lambda name: f"file:/lake/db/a/metadata/{name}",
+            getClass=lambda: of_class[operations], io=lambda: io,
+            metadataFileLocation=lambda name: f"/lake/db/a/metadata/{name}",
         )  # fmt: skip
 
     return SimpleNamespace(name=lambda: "lake.db.a", currentSnapshot=lambda: None, operations=found)
@@ -196,13 +201,14 @@ def test_tables_that_are_icebergs(name):
 
 @pytest.mark.parametrize(
     ("handle", "branch", "directory"),
-    [(handle_of(f"{HADOOP}TableOperations"), None, "file:/lake/db/a"),
+    [(handle_of(f"{HADOOP}TableOperations"), None, "viewfs://lake/lake/db/a"),
      (handle_of(f"{HADOOP}TableOperations"), "main", None),
      (handle_of(f"{HADOOP}TableOperations", "org.apache.iceberg.aws.s3.S3FileIO"), None, None),
      (handle_of("org.apache.iceberg.jdbc.JdbcTableOperations"), None, None), (HANDLE, None, None)],
 )  # fmt: skip
 def test_tables_that_are_directories(handle, branch, directory):
-    """Only where Iceberg itself finds the newest metadata by the names of files, and reads the main branch."""
+    """Only where Iceberg itself finds the newest metadata by the names of files, and reads the main branch. The file
+    system is part of the name: a catalog may have another one than the session."""
     assert iceberg_table(SPARK, node_of(OF_SPARK, handle=handle, branch=branch)).directory == directory
 
 
