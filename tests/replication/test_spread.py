@@ -314,6 +314,7 @@ class TestEpochs:
             "unpacked": "something else", "x": "something else", "{}": "other partitions",
             '{"copies": [{}]}': "cannot be read",
             '{"copies": [{"index": 9, "shared": []}]}': "cannot be read", '{"lacks_base": true}': "other partitions",
+            '{"spoiled": [9, "cut off"]}': "a chain that it was not to continue: part-9",
         }  # fmt: skip
         for text, words in answers.items():
             answer = text.encode() if text == "unpacked" else packed(text.encode())
