@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 SPARE_BYTES = 1 << 20
 HIGHEST_RATIO = 64
-"""Of what was packed, `unpacked` takes so many times as many bytes, and `SPARE_BYTES`. JSON seldom shrinks to a
-twentieth; but hundreds of partitions with the same hundreds of executions would shrink to an eightieth."""
+"""`unpacked` takes a text of `SPARE_BYTES`, and so many more bytes for each packed one. JSON seldom shrinks to a
+twentieth; but the same hundreds of executions in each of hundreds of partitions would shrink to an eightieth."""
 LOOSER = ((12, zlib.Z_DEFAULT_STRATEGY), (15, zlib.Z_HUFFMAN_ONLY))
-"""How texts are packed that would shrink further: without repetitions that are 4 kB apart, which is about to a fifth;
-else without any, which is to an eighth at most. Each is the number of bits of the window, and the strategy of zlib."""
+"""What would shrink further is packed in the first of these ways that `unpacked` takes: only repetitions within 4 kB
+are used, or none. Each is the number of bits of the window, and the strategy of zlib."""
 _PIECE_BYTES = 1 << 10
 
 
