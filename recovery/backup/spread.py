@@ -160,7 +160,12 @@ class SpreadParts:
             raise _elsewhere(owner, linking.target)
         if answer.spoiled is not None:
             index, why = answer.spoiled
-            raise SpoiledChainError(next(c for c in storing.usable if c.description.index == index), NoLink(why))
+            for copy in before:
+                if copy.description.index == index:
+                    raise SpoiledChainError(copy, NoLink(why))
+            raise StorageError(
+                f"the owner at {owner.location} could not continue a chain that it was not to continue: part-{index}"
+            )
         storing.whole_because |= answer.whole_because
         copies = decoded(answer.copies, store_id, count, before)
         if [copy.description.index for copy in copies] != list(indexes):

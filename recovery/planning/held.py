@@ -1,8 +1,9 @@
 """Which epochs a partition, or a copy of it, holds: pure functions of its description.
 
-A description may list only the newest epochs: the manifest of a backup lists those since the backup before, so that it
-grows with what changed. The earlier held epochs follow each other without a gap, from the epoch up to which the
-partition has collected. The executions say which of them closed each one (see `recovery.planning.timeline`).
+A description may list only the newest epochs: the manifest of a backup lists those since the backup before, and an
+owner sends those since the look before, so that both grow with what changed. The earlier held epochs follow each other
+without a gap, from the epoch up to which the partition has collected. The executions say which of them closed each one
+(see `recovery.planning.timeline`).
 """
 
 from __future__ import annotations

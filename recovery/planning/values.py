@@ -75,7 +75,8 @@ class ClosedEpoch:
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
     """Everything the planner needs to know about one partition file. unlisted: the number of held epochs before those
-    in `epochs`; only descriptions of backups, and for them, leave epochs out (see `recovery.planning.held`)."""
+    in `epochs`; only descriptions of backups, and for them, leave epochs out, and those that an owner sends to a look
+    that knows earlier ones (see `recovery.planning.held`)."""
 
     path: Path
     index: PartitionIndex

@@ -130,7 +130,8 @@ def found_at(owner: Owner, known: dict[str, PartitionDescription]) -> tuple[Part
             error = as_error(each.refusal, owner.location)
             error.path = str(path)
             raise error
-        assert each.description is not None
+        if each.description is None:
+            raise StorageError("its owner neither describes it nor says why", path=path)
         before, now = known.get(each.name), replace(each.description, path=path)
         whole = now if before is None else continued(before, now)
         if whole is None:

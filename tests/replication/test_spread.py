@@ -167,6 +167,31 @@ class TestEpochs:
         assert len(asked) == len(spread.services) + 1
         call("restore", tmp_path / "dest", tmp_path / "new")
 
+    def test_an_answer_that_is_lost(self, spread, tmp_path, monkeypatch):
+        """An owner has stored what the run knows nothing of: what is stored next does not continue that."""
+        at, original = shipper(spread, tmp_path / "dest"), Connection.store_copies
+
+        def store_copies(self: Connection, wanted: bytes) -> bytes:
+            original(self, wanted)
+            raise StorageError("the answer is lost")
+
+        expected, model = {}, {}
+        with Driver(spread) as run:
+            for batch in range(6):
+                model |= step(run, batch, random.Random(batch))
+                expected[run.epoch - 1] = {key: value for key, value in model.items() if value is not None}
+                with monkeypatch.context() as losing:
+                    if batch in {1, 4}:
+                        losing.setattr(Connection, "store_copies", store_copies)
+                        with pytest.raises(PASSING, match="the answer is lost"):
+                            at.ship()
+                    else:
+                        assert at.ship().newest.epoch == batch + 1
+        for epoch, state in expected.items():
+            room = tmp_path / f"epoch-{epoch}"
+            call("restore", tmp_path / "dest", room, "--epoch", epoch)
+            assert {key: value for (_, key), (value, _) in state_at(room, epoch).items()} == state
+
     def test_a_partition_that_another_owner_has_by_now(self, spread, tmp_path):
         """As after a move: the attempt fails, and the next one asks who has it."""
         at = shipper(spread, tmp_path / "dest")
@@ -314,6 +339,7 @@ class TestEpochs:
             "unpacked": "something else", "x": "something else", "{}": "other partitions",
             '{"copies": [{}]}': "cannot be read",
             '{"copies": [{"index": 9, "shared": []}]}': "cannot be read", '{"lacks_base": true}': "other partitions",
+            '{"spoiled": [9, "cut off"]}': "a chain that it was not to continue: part-9",
         }  # fmt: skip
         for text, words in answers.items():
             answer = text.encode() if text == "unpacked" else packed(text.encode())

@@ -11,6 +11,7 @@ import pytest
 
 from recovery.base.clock import SystemClock
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
+from recovery.errors import StorageError
 from recovery.operational.steps.erasing import erase
 from recovery.planning.measures import Measure
 from recovery.planning.resume import too_old
@@ -21,6 +22,7 @@ from recovery.storage.reading import FileReader
 from recovery.storage.scan import scan
 from recovery.storage.seam import KeyToErase
 from recovery.storage.store import Store
+from recovery.wire.calls import DescribedFile
 from recovery.wire.run_client import Owner
 from tests.shares import one_in
 from tests.stores import STEP, Driver, SpreadDirectory
@@ -257,5 +259,19 @@ def test_an_owner_sends_what_changed_since_the_look_before(make_store, monkeypat
         monkeypatch.undo()
     assert [len(each.description.epochs) for each in then] == [21, 21]
     assert sent == [20, 20, 1, 1, 2, 2]
+    looks.release()
+    spread.close()
+
+
+def test_an_owner_that_says_nothing_of_a_file(make_store, monkeypatch):
+    """The error names the file, and the next look finds it."""
+    spread, glances = SpreadDirectory(make_store(2), ((), (0, 1))), Glances(SystemClock())
+    looks = spread.locations()
+    with monkeypatch.context() as patched:
+        patched.setattr(Owner, "ask", lambda self, call, *arguments: [DescribedFile("part-1.sqlite3")])
+        with pytest.raises(StorageError, match="neither describes it nor says why") as error:
+            Store(spread.places[0], looks.owners, glances).found()
+    assert str(error.value.path) == f"{looks.owners[0].location}/part-1.sqlite3"
+    assert len(Store(spread.places[0], looks.owners, glances).found()) == 2
     looks.release()
     spread.close()
