@@ -43,15 +43,12 @@ def test_a_bomb_is_counted_while_it_is_unpacked():
 
 
 def test_a_text_that_repeats_itself_very_often_comes_back():
-    """As the manifest of hundreds of partitions with hundreds of executions, which gzip would shrink to an eightieth:
-    the same list in each part, and some numbers that differ."""
+    """As the manifest of hundreds of partitions with hundreds of executions, which gzip shrinks to less than a
+    sixtieth: the same list in each part, and some numbers that differ."""
     chance = random.Random(7)
     runs = json.dumps([(n, f"{chance.getrandbits(64):016x}", "word-count", n * 600_123) for n in range(500)])
     parts = [f'{{"sha256": "{chance.getrandbits(256):064x}", "executions": {runs}}}' for _ in range(200)]
-    for text in ("".join(parts).encode(), b" " * (2 << 20)):
-        tight, data = gzip.compress(text, mtime=0), packed(text)
-        with pytest.raises(ValueError, match="expands to more than"):
-            unpacked([tight], len(text))
-        pieces = [data[at : at + 1000] for at in range(0, len(data), 1000)]
-        assert unpacked([data], len(text)) == unpacked(pieces, len(text)) == text == gzip.decompress(data)
-        assert len(data) < len(text) / 2
+    text = "".join(parts).encode()
+    data = packed(text)
+    assert len(text) > 60 * len(data)
+    assert unpacked([data[at : at + 1000] for at in range(0, len(data), 1000)], len(text)) == text
