@@ -63,8 +63,6 @@ STARTUP = Path(__file__).resolve().with_name("startup")
 """The directory whose `sitecustomize` runs first in Python processes of the JVM."""
 _MADE: weakref.WeakSet[Any] = weakref.WeakSet()
 """The contexts of the sessions that `create_session` has made."""
-_SETTINGS: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
-"""The settings of contexts, which do not change, as `settings_in` has read them."""
 
 
 class _Begun(NamedTuple):
@@ -334,15 +332,12 @@ def is_made_here(spark: SparkSession) -> bool:
 
 
 def settings_in(context: SparkContext) -> dict[str, str]:
-    """Return the settings that a context was made with. They are read once and in one piece: by PySpark's own way each
-    name and each value is a call of the JVM."""
-    found = _SETTINGS.get(context)
-    if found is None:
-        settings = context._jsc.sc().getConf().getAll()
-        pairs = context._gateway.jvm.scala.Predef.genericWrapArray(settings).mkString("\0").split("\0")
-        # Scala writes a pair as (NAME,VALUE).
-        found = _SETTINGS[context] = dict(pair[1:-1].split(",", 1) for pair in pairs)
-    return found
+    """Return the settings of a context. They are read in one piece: by PySpark's own way each name and each value is a
+    call of the JVM."""
+    settings = context._jsc.sc().getConf().getAll()
+    pairs = context._gateway.jvm.scala.Predef.genericWrapArray(settings).mkString("\0").split("\0")
+    # Scala writes a pair as (NAME,VALUE).
+    return dict(pair[1:-1].split(",", 1) for pair in pairs)
 
 
 def is_on(spark: SparkSession, setting: str) -> bool:
