@@ -32,7 +32,7 @@ class Emulator:
     kind: str
     process: subprocess.Popen
     host: str
-    """Its host and port."""
+    """The host and port of the server."""
     address: str
     parameters: str
     filesystem: pyarrow.fs.FileSystem

@@ -79,7 +79,7 @@ def test_older_versions_are_erased(reached, make_store, monkeypatch):
 
 
 def test_older_versions_of_records_lose_the_key(reached, make_store, monkeypatch):
-    """Also where the key was taken out of the record while nobody looked at versions."""
+    """Older versions of a record lose the key, also if the record lost it while nobody looked at versions."""
     bucket, store = versioned_bucket(reached, "record-versions"), make_store(2)
     history(store, 1, executions=1)
     state_in(bucket, monkeypatch)
@@ -116,7 +116,7 @@ def test_a_name_without_versions_is_erased(reached, make_store, monkeypatch):
 
 
 def test_a_version_is_read_once(reached, make_store, monkeypatch):
-    """By the whole command: an active run adds a version of its record with each heartbeat."""
+    """The whole command reads each version once: an active run adds a version of its record with each heartbeat."""
     bucket, store = versioned_bucket(reached, "state-reads"), make_store(2)
     history(store, 1, executions=1)
     state_in(bucket, monkeypatch)
@@ -130,7 +130,8 @@ def test_a_version_is_read_once(reached, make_store, monkeypatch):
 
 
 def test_a_lock_is_reported(reached, make_store, monkeypatch):
-    """With its date, before as well: of an object that is to be removed, too. The object stays removed."""
+    """`erase` and its dry run report a lock with its date, also of an object that is to be removed. The object stays
+    removed."""
     bucket, store = locked_bucket(reached, "state-locks", days=2, mode="GOVERNANCE"), make_store(2)
     # The client of documents does not write to a bucket that locks each object by itself.
     bucket.client.put_object_lock_configuration(
@@ -158,7 +159,7 @@ def test_a_lock_is_reported(reached, make_store, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["gs", pytest.param("azure", marks=pytest.mark.long)])
 def test_what_other_buckets_keep_is_said(make_store, tmp_path, servers, monkeypatch, kind):
-    """No client here can see it: the command does not call itself complete."""
+    """No client can see what these buckets keep: the command does not call itself complete."""
     with stores.store(kind, tmp_path, servers) as server:
         monkeypatch.setenv(VARIABLE, server.place("state"))
         store = make_store(2)
@@ -174,7 +175,7 @@ def test_what_other_buckets_keep_is_said(make_store, tmp_path, servers, monkeypa
 
 
 def test_files_keep_no_versions(make_store, tmp_path, monkeypatch):
-    """There is nothing to say of them."""
+    """Of operational state in files, the command says nothing of versions."""
     (tmp_path / "state").mkdir()
     monkeypatch.setenv(VARIABLE, f"file://{tmp_path / 'state'}")
     store = make_store(2)

@@ -27,7 +27,7 @@ def test_the_last_lock_decides(locks, until, said):
 
 
 def test_who_may_not_see_locks_knows_of_none():
-    """That is no reason not to erase."""
+    """Who may not see locks erases all the same."""
 
     def refused(_):
         raise BackupTargetError("no permission")

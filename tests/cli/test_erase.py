@@ -344,7 +344,7 @@ class TestBeforeTheFirstRun:
     """A directory in which no run has begun yet can have operational state, such as that of Meltano."""
 
     def test_operational_state_is_erased(self, make_store, tmp_path):
-        """From the directory, a place and a standby; what follows is as in any other directory."""
+        """Erased is what the directory, a place and a standby have; what follows is as in any other directory."""
         store, place, standby = make_store(2), tmp_path / "place", tmp_path / "standby"
         for name in ("people/ada", "people/gone", "others/bob"):
             assert command("state", "set", store, name, f'"{SECRET} {name}"').exit_code == 0

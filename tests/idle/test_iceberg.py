@@ -266,7 +266,8 @@ def test_metadata_that_are_too_large(table, monkeypatch):
 
 
 def test_what_a_note_keeps_of_a_table():
-    """Its path, and what decides which snapshots count. Any other option, such as a branch, is for Spark."""
+    """A note keeps the path of the table, and what decides which snapshots count. Another option, such as a branch, is
+    for Spark."""
     options = {"path": "file:/lake/db/t", "split-size": "1", SKIP_DELETES: "true"}
     kept = NotedSource(DIRECTORY, {"path": "file:/lake/db/t", SKIP_DELETES: "true"})
     assert noted_source(DIRECTORY, options, plain_is_local=True) == kept

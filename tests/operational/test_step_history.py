@@ -183,7 +183,7 @@ def test_the_bytes_that_an_epoch_read(store_dir):
 
 
 def test_the_position_of_an_epoch_is_read_once(store_dir, monkeypatch):
-    """Also for the epoch after it, of which it is the beginning."""
+    """The position of an epoch is read once, also for the epoch after it, which begins there."""
     with Driver(store_dir) as run:
         for batch in range(4):
             run.apply(batch, {"k": str(batch)})

@@ -13,7 +13,7 @@ from recovery.places.packed import packed, unpacked
 
 
 def test_a_text_comes_back():
-    """From one piece or several; equal texts are packed as equal bytes, whenever that is."""
+    """A text comes back from one piece or several; equal texts are packed as equal bytes, whenever that is."""
     text = b'{"a": 1}' * 1000
     data = packed(text)
     assert data == packed(text)

@@ -155,7 +155,8 @@ class TestEpochs:
         assert max(sizes) - min(sizes) < 50, sizes
 
     def test_an_owner_that_no_longer_knows_what_it_stored(self, spread, here, tmp_path):
-        """Its process was started again: it is asked once more, with the copies before, and stores what changed."""
+        """The owner's process was started again: the owner is asked once more, with the copies before, and stores what
+        changed."""
         at = shipper(spread, tmp_path / "dest")
         with Driver(spread) as run:
             step(run, 0, random.Random(1))

@@ -101,7 +101,7 @@ def test_the_age_of_the_last_backup(store, tmp_path):
 
 
 def test_notes_of_a_clock_that_is_ahead(make_store, tmp_path):
-    """They hide no lag: `status` and the page say how far ahead the clock was."""
+    """Such notes hide no lag: `status` and the page say how far ahead the clock was."""
     store = make_store(2)
     run_epochs(store, 3, clock())
     ahead_ms = SystemClock().wall_ms() + AHEAD_S * 1000

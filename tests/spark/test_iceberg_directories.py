@@ -160,7 +160,7 @@ def noted(frame, db: Path, *, stops: bool = False) -> tuple[list[NotedSource], s
 
 
 def test_what_is_noted_of_a_table(spark, lake, of_catalog, tmp_path):
-    """The same table by its name and by its path. Not where a branch is read, where another catalog has the table, and
+    """A table is noted by its name and by its path; not where a branch is read, where another catalog has the table, or
     where the run was stopped."""
     lake.table.add(3)
     of_catalog.add()

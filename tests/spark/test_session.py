@@ -145,7 +145,7 @@ def test_what_spark_starts_for_a_source_imports_what_is_installed(spark):
 
 
 def test_the_settings_of_a_context_are_read_in_one_piece(spark):
-    """They are those that PySpark gives one by one."""
+    """The settings are those that PySpark gives one by one."""
     found = settings_in(spark.sparkContext)
     assert found == dict(spark.sparkContext.getConf().getAll())
     assert found["spark.authenticate"] == "true"

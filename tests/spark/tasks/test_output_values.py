@@ -163,7 +163,8 @@ def test_other_names_are_refused(row, said):
 
 
 def test_a_row_of_the_input_goes_by_the_names_of_its_columns():
-    """Also by names that Python does not allow as attributes, which are `_0` and so on there."""
+    """A row of the input goes by the names of its columns, also by names that Python does not allow as attributes,
+    which are `_0` and so on there."""
     [row] = RowMaker(("sum(n)", "key")).rows("s", ["sum(n)", "key"], [pa.array([1]), pa.array(["a"])], {})
     assert (row._0, row.key) == (1, "a")
     schema = pa.schema([("key", pa.string()), ("sum(n)", LONG)])
