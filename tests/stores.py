@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import apsw
 
@@ -286,6 +287,11 @@ class Driver:
         [batch] = {each.newest.batch_id for each in self.store.describe() if each.newest}
         self.store.seal(self.lease, batch, apart=True)
         self.store.fold(self.lease, self.epoch - 1, self.epoch - 1 if floor is None else floor)
+
+    def move_logs(self) -> None:
+        """Move write-ahead logs into the files, however short the logs are."""
+        with patch("recovery.storage.sqlite.store.CHECKPOINT_BYTES", 0):
+            self.store.checkpoint()
 
 
 def new_execution(plan: ResumePlan, flow_id: str = "flow") -> Execution:

@@ -148,7 +148,7 @@ def test_every_backup_of_a_random_history_is_what_a_whole_copy_would_be(make_sto
     target = DirectoryPlace(tmp_path / "dest")
     expected = {}
     linked = merged = 0
-    for _ in range(20):
+    for _ in range(30):
         history.go_on()
         if chance.random() < 0.7:
             made = back_up(directory, target, incremental=True, check=chance.random() < 0.1)

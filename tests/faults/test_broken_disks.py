@@ -242,7 +242,7 @@ class Checkpoint(Close):
 
     def act(self):
         assert self.run is not None
-        self.run.store.checkpoint()
+        self.run.move_logs()
 
     def complete(self):
         self.act()

@@ -45,7 +45,7 @@ class History:
                 for kind, held in HELD.items():
                     if held[-1] == epoch:
                         run.close(epoch, floor=held[0])
-                        run.store.checkpoint()
+                        run.move_logs()
                         shutil.copytree(directory, copies / kind, ignore=shutil.ignore_patterns("scratch"))
                         break
                 else:

@@ -51,7 +51,7 @@ class Killed:
                 run.apply(epoch, changes)
                 run.close(epoch)
                 if epoch == 2:
-                    run.store.checkpoint()
+                    run.move_logs()
                 # The files as they are at this moment, while the run goes on: what a killed one leaves.
                 shutil.copytree(directory, self.copy(epoch), ignore=shutil.ignore_patterns("scratch", "*-shm"))
 

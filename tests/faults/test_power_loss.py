@@ -60,7 +60,7 @@ class History:
                     if logged and generator.random() < 0.3:
                         run.fold()
                     if generator.random() < 0.3:
-                        run.store.checkpoint()
+                        run.move_logs()
                 if generator.random() < 0.2:
                     run.store.collect(max(0, run.epoch - 3))
 

@@ -634,7 +634,7 @@ class TestConnections:
             run.close(0)
             deltas = [path for path in run.store.scratch.iterdir() if path.suffix == ".delta"]
             before = [(path.stat().st_size, path.stat().st_mtime_ns) for path in deltas]
-            run.store.checkpoint()
+            run.move_logs()
             assert [(path.stat().st_size, path.stat().st_mtime_ns) for path in deltas] == before
             assert min(path.stat().st_size for path in run.store.paths) > 8 * 4096
             reader = apsw.Connection(str(run.store.paths[0]))
@@ -642,7 +642,7 @@ class TestConnections:
             reader.execute("SELECT count(*) FROM snaps").fetchall()
             run.apply(1, {f"k{number}": "2" for number in range(1_000)})
             run.close(1)
-            run.store.checkpoint()  # returns although a reader is in the way
+            run.move_logs()  # returns although a reader is in the way
             reader.close()
 
     def test_a_tool_that_holds_a_file_locked_is_named_as_the_cause(self, store_dir, monkeypatch):

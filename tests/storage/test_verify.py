@@ -329,7 +329,7 @@ def test_the_check_sees_one_state_while_a_run_continues(store_dir):
         while batch < 40 or (len(verdicts) < 2 and thread.is_alive()):
             run.apply(batch, {f"k{n}": str(batch) for n in range(batch, batch + 50)})
             run.close(batch, floor=max(0, run.epoch - 3))
-            run.store.checkpoint()
+            run.move_logs()
             batch += 1
         stop.set()
         thread.join()

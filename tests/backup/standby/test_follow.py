@@ -46,7 +46,7 @@ def test_a_random_history_is_followed(make_store, tmp_path, monkeypatch, seed):
     history = History(directory, chance)
     place, standby = tmp_path / "place", tmp_path / "standby"
     linked = looks = 0
-    for _ in range(16):
+    for _ in range(25):
         history.go_on()
         back_up(directory, place, incremental=chance.random() < 0.9)
         expected, wanted = newest_state(directory), whole(directory)
