@@ -41,7 +41,7 @@ NAMED = dict(zip(SCHEMA.names, GOOD, strict=True))
          "named tuple in another order"],
 )  # fmt: skip
 def test_a_state_of_columns(given):
-    """It is given as a tuple, or by names as a dict, a Row or a named tuple, and comes as a tuple whose parts have
+    """A state is given as a tuple, or by names as a dict, a Row or a named tuple, and comes as a tuple whose parts have
     names; what came can be given back, and sent elsewhere."""
     codec = StateCodec(KIND)
     text = codec.encode(given)
