@@ -25,7 +25,7 @@ from recovery.errors import (
 from recovery.storage.store import OwnerAccess
 from tests.backup import emulators
 from tests.backup.buckets import locked_bucket, versioned_bucket
-from tests.backup.emulators import Emulator, script
+from tests.backup.emulators import script
 from tests.backup.support import bring_back
 from tests.backup.test_erase import wanted
 from tests.backup.test_tools import litestream_config, wait_for_replica
@@ -34,15 +34,6 @@ from tests.forks import Forked
 from tests.operational.person import OTHER, PERSON, SECRET, WAITING, apply, history, traces
 from tests.stores import STEP, Driver, paths_of, problems
 from tests.wire.serving import proxy
-
-
-@pytest.fixture
-def reached(servers, monkeypatch) -> Emulator:
-    """moto's server, with credentials in the environment."""
-    s3 = servers.of(emulators.moto)
-    for name, value in s3.environ.items():
-        monkeypatch.setenv(name, value)
-    return s3
 
 
 @pytest.fixture

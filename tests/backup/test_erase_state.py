@@ -12,23 +12,12 @@ from recovery.operational.backends.open import VARIABLE
 from recovery.operational.steps.step_edits import audit
 from recovery.places.versions import BucketVersions
 from recovery.storage.store import Store
-from tests.backup import emulators
 from tests.backup.buckets import Bucket, locked_bucket, versioned_bucket
-from tests.backup.emulators import Emulator
 from tests.cli.test_erase import command, erase
 from tests.operational import emulators as stores
 from tests.operational.person import PERSON, SECRET, history
 
 pytest.importorskip("obstore", reason="obstore is not installed (the test extra has it)")
-
-
-@pytest.fixture
-def reached(servers, monkeypatch) -> Emulator:
-    """The server, with credentials in the environment."""
-    s3 = servers.of(emulators.moto)
-    for name, value in s3.environ.items():
-        monkeypatch.setenv(name, value)
-    return s3
 
 
 def state_in(bucket: Bucket, monkeypatch) -> str:
