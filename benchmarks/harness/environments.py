@@ -43,7 +43,8 @@ def python_of(peer: Peer, kept: Path) -> Path:
         shutil.rmtree(target, ignore_errors=True)
         print(f"Making an environment for {' '.join(peer.requirements)} …", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", target], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.requirements], check=True)
+        # Isolated: pip takes packages on PYTHONPATH for installed ones, and the contender does not see them.
+        subprocess.run([python, "-I", "-m", "pip", "install", "--quiet", *peer.requirements], check=True)
         complete.touch()
     return python.absolute()
 
