@@ -19,7 +19,7 @@ pytest.importorskip("numpy")
 from benchmarks import keyed, keyed_lines
 from benchmarks.__main__ import benchmarks, everything, of_session, parser
 from benchmarks.contenders.owners import serving
-from benchmarks.harness import glance, pictures, processes, table
+from benchmarks.harness import glance, machine, pictures, processes, table
 from benchmarks.harness.glance import Compared
 from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_stat, run_child, run_command, spent
 from benchmarks.harness.report import Report, replace_section
@@ -209,6 +209,25 @@ def test_a_report_names_machine_and_versions() -> None:
         part in text for part in ("## x", "`cmd`", "- Note.", "python 3", "cores", "**ours, round 1: failed in .**")
     )
     assert str(ROOT) not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "is_change"),
+    [("benchmarks/RESULTS.md", False), ("benchmarks/pictures/a.svg", False), ("recovery/a.py", True)],
+)
+def test_results_are_no_change_of_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, is_change: bool
+) -> None:
+    """Otherwise no session could be resumed: it has written results."""
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    changed = tmp_path / path
+    changed.parent.mkdir(parents=True)
+    changed.write_text("before")
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["init"], ["add", "."], [*author, "commit", "-m", "First"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True, capture_output=True)
+    changed.write_text("after")
+    assert machine.commit().endswith(" with changes") == is_change
 
 
 def test_rounds_interleave_and_survive_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

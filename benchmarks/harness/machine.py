@@ -35,7 +35,7 @@ def commit() -> str:
     """The commit that is checked out, marked when the package differs from it."""
     try:
         head = _git("rev-parse", "--short=10", "HEAD").strip()
-        changed = _git("status", "--porcelain", "--", "recovery", "benchmarks").strip()
+        changed = _git("status", "--porcelain", "--", "recovery", "benchmarks")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     # The results themselves do not count as a change.
