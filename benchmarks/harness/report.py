@@ -76,7 +76,8 @@ class Report:
             "machine": self.machine,
             "notes": self.notes,
             "compared": [asdict(each) for each in self.compared],
-            "table": [dict(zip(self.headers, row, strict=True)) for row in self.rows],
+            "headers": self.headers,
+            "rows": self.rows,
             "measurements": [measurement.plain() for measurement in self.measurements],
         }
         path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
