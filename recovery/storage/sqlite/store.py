@@ -79,6 +79,7 @@ class FilePartitions:
         """paths: in the order of their indexes. scratch: a directory that stores may share. share: which of the store's
         partitions these are; all by default."""
         share = share or PartitionShare(paths[0].parent, tuple(map(PartitionIndex, range(len(paths)))), len(paths))
+        self._directory = share.directory
         self.paths = list(paths)
         self.indexes = share.indexes
         self.partition_count = share.count
@@ -350,8 +351,8 @@ class FilePartitions:
 
     def scrub(self) -> None:
         self._rewritten(lambda index: erase.scrub(self._writers[index], self.paths[index]))
-        for directory in dict.fromkeys(path.parent for path in self.paths):
-            erase.remove_older_copies(directory)
+        erase.remove_older_copies(self._directory)
+        self._scratch.remove_copies()
 
     def _rewritten(self, work: Callable[[int], T]) -> list[T]:
         """Do `work`, which makes files smaller, for all partitions."""
