@@ -722,6 +722,21 @@ def test_what_nobody_rewrites_at_owners_is_named(make_store, tmp_path):
     assert [each for place in places.places for each in traces(place, SECRET)] == []
 
 
+def test_a_comparison_with_a_copy_that_has_the_key(store, tmp_path):
+    """The history that both share does not hide it: the erasure has changed that history in one of them."""
+    fork = tmp_path / "fork"
+    assert command("fork", store, fork).exit_code == 0
+    assert erase(store, "--key", PERSON, "--yes").exit_code == 0
+    found = command("diff", store, fork, "--json")
+    assert (found.exit_code, json.loads(found.stdout)["compared_since_epoch"]) == (1, None)
+    assert {(each["key"], each["what"]) for each in json.loads(found.stdout)["differences"]} == {(PERSON, "only in B")}
+    again = tmp_path / "again"
+    assert command("fork", store, again).exit_code == 0
+    found = command("diff", store, again, "--json")
+    assert found.exit_code == 0
+    assert json.loads(found.stdout)["compared_since_epoch"] is not None
+
+
 def test_what_others_put_beside_is_named(store, tmp_path):
     """In the directory and in a standby. As long as it is there, the erasure is not complete."""
     place, standby = tmp_path / "place", tmp_path / "standby"
