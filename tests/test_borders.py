@@ -79,8 +79,8 @@ PURE = ("time", "random", "secrets", "os", "shutil", "subprocess", "socket")
 
 STORAGE = (
     "bytewax connect copied copies documents erasing glance history hydration initialize kept lock moving.arriving "
-    "moving.blocks moving.departed moving.leaving moving.mover moving.task no_partitions origin owner_reader reach "
-    "reading repartition restored scan seam snapshot staged standby store verify"
+    "moving.blocks moving.departed moving.leaving moving.mover moving.task no_partitions origin others owner_reader "
+    "reach reading repartition restored scan seam snapshot staged standby store verify"
 )
 """The public modules of `recovery.storage`: all that other rooms may import of it."""
 

@@ -153,6 +153,7 @@ ELSEWHERE = {
     "host/durable.py": "files that are written",
     "host/private.py": "a directory", "host/locks.py": "locks", "host/scratch.py": "a lock",
     "storage/lock.py": "a lock",
+    "operational/locks.py": "a directory, and locks in it, with O_NOFOLLOW",
     "storage/lazy/vfs.py": "a lock, with O_NOFOLLOW",
     "spark/jvm/cache/class_cache.py": "only files that nobody else can write to, with O_NOFOLLOW",
 }  # fmt: skip

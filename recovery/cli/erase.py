@@ -116,15 +116,16 @@ def erase_command(
     versions = StateVersions(backend_of(store, SystemClock()), wanted)
     if not dry_run:
         store.check_free()
-    there = [*copies.searched(dry_run=dry_run), *versions.found(seen.ids), *beside(directory)]
+    there = [*copies.searched(dry_run=dry_run), *versions.found(seen.ids), *beside(store, wanted, copies.standbys)]
     if dry_run:
         _check_found(store, keys, bool(seen), there)
         _report(seen, None, there, dry_run, as_json)
         return
     if not yes:
         _ask(seen, there)
-    done = erase(store, keys, SystemClock(), states=states, required=not (copies or versions or seen.drill))
-    there = [*copies.erased(), *versions.erased(), *beside(directory)]
+    elsewhere = copies or versions or seen.drill or any(each.left for each in there)
+    done = erase(store, keys, SystemClock(), states=states, required=not elsewhere)
+    there = [*copies.erased(), *versions.erased(), *beside(store, wanted, copies.standbys)]
     _check_found(store, keys, done is not None or seen.drill, there)
     # The backup of a place has brought a note to the directory before the place lost it.
     forget_last_drill(directory, wanted.are_named_in)

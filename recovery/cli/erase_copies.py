@@ -17,7 +17,9 @@ from recovery.errors import RecoveryError
 from recovery.planning.resume import plan_resume
 from recovery.storage.copied import files_of
 from recovery.storage.erasing import SoughtKeys
-from recovery.storage.store import OwnerAccess
+from recovery.storage.others import others_beside
+from recovery.storage.store import OwnerAccess, Store
+from recovery.wire.calls import OwnerCalls
 
 if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
@@ -25,6 +27,13 @@ if TYPE_CHECKING:
     from recovery.backup.make import Made
     from recovery.backup.writer import Writer
     from recovery.places.protocol import Place
+
+UNUSED = "an older copy of the partition, which no run uses; remove the file, and its log"
+LITESTREAM = (
+    "Litestream keeps pages of the partition in it, and at its replica: end Litestream, remove this directory and the "
+    "replica, and start it again"
+)
+BY_OTHERS = "another program has made it; remove it, and what else that program has copied"
 
 
 class NamedCopies:
@@ -121,31 +130,24 @@ def _tried(location: str, work: Callable[[], ErasedCopy]) -> ErasedCopy:
         return ErasedCopy(location, left=(location,), why=error.found)
 
 
-def beside(directory: Path) -> list[ErasedCopy]:
-    """Return files and directories that carry the name of a partition, beside it, and were not made by this package:
-    what Litestream keeps there, or a copy that somebody made. Each may hold anything that the partition has held."""
-    from recovery.partitioning.in_place import KEPT_BY_RECOVERY
+def beside(store: Store, wanted: SoughtKeys, standbys: Sequence[Path]) -> list[ErasedCopy]:
+    """Return what lies beside the partitions of a store, whose copies are chosen, and of standbys, and that nobody
+    rewrites: copies that no run uses, and files that carry the name of a partition and were not made by this package,
+    such as what Litestream keeps there. Each may hold anything that the partition has held."""
+    unused = [each.path for each in store.unused if each.index in wanted.partitions]
+    here = dict.fromkeys(path for each in (store.directory, *standbys) for path in others_beside(each))
+    others = [(str(path), path.name) for path in here]
+    for owner in store.owners:
+        there = map(Path, owner.ask(OwnerCalls.others_beside))
+        others += ((f"{path} at {owner.location}", path.name) for path in there)
+    return [
+        *(ErasedCopy(str(path), left=(path.name,), why=UNUSED) for path in unused),
+        *(ErasedCopy(at, left=(name,), why=_why_kept(name)) for at, name in others),
+    ]
 
-    found: set[Path] = set()
-    for path in directory.glob("part-*.sqlite3"):
-        real = path.resolve()
-        own = {f"{real.name}{end}" for end in ("", "-wal", "-shm")}
-        for folder in {directory, real.parent}:
-            with suppress(OSError):
-                others = {each for each in folder.iterdir() if not KEPT_BY_RECOVERY.fullmatch(each.name)}
-                found |= {each for each in others if path.name in each.name or real.name in each.name}
-        found -= {real.with_name(name) for name in own}
-    return [_kept_by_others(each) for each in sorted(found)]
 
-
-def _kept_by_others(path: Path) -> ErasedCopy:
-    why = (
-        "Litestream keeps pages of the partition in it, and at its replica: end Litestream, remove this directory and "
-        "the replica, and start it again"
-        if path.name.endswith("-litestream")
-        else "another program has made it; remove it, and what else that program has copied"
-    )
-    return ErasedCopy(str(path), left=(path.name,), why=why)
+def _why_kept(name: str) -> str:
+    return LITESTREAM if name.endswith("-litestream") else BY_OTHERS
 
 
 def known_copies(directory: Path, named: Sequence[str]) -> list[str]:

@@ -30,10 +30,10 @@ def try_lock_file(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
-def lock_file_within(descriptor: int, wait_s: float) -> bool:
+def lock_file_within(descriptor: int, wait_s: float, *, shared: bool = False) -> bool:
     """Lock an open file or directory and return True, or False if others hold it for `wait_s`. Raises OSError."""
     until_s, pause_s = time.monotonic() + wait_s, POLL_S
-    while not try_lock_file(descriptor):
+    while not try_lock_file(descriptor, shared=shared):
         if time.monotonic() >= until_s:
             return False
         time.sleep(pause_s)

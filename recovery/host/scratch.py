@@ -25,11 +25,8 @@ def scratch_directory(purpose: str, parent: Path | None = None) -> Iterator[Path
 
     Directories of killed processes, whose locks ended with them, are removed.
     """
-    root = Path(tempfile.gettempdir() if parent is None else parent)
-    prefix = f"recovery-{purpose}-"
-    for mark in root.glob(f"{prefix}*/{MARK}"):
-        _remove_left(mark)
-    path, lock = _make(root, prefix)
+    remove_left(parent, purpose)
+    path, lock = _make(_root(parent), f"recovery-{purpose}-")
     try:
         yield path
     finally:
@@ -38,6 +35,17 @@ def scratch_directory(purpose: str, parent: Path | None = None) -> Iterator[Path
         with contextlib.suppress(OSError):
             # A network file system keeps an open file, and so its directory, until it is closed.
             path.rmdir()
+
+
+def remove_left(parent: Path | None = None, purpose: str = "*") -> None:
+    """Remove the directories that killed processes have left in `parent`, or in the system's temporary directory.
+    purpose: only those of this purpose."""
+    for mark in _root(parent).glob(f"recovery-{purpose}-*/{MARK}"):
+        _remove_left(mark)
+
+
+def _root(parent: Path | None) -> Path:
+    return Path(tempfile.gettempdir() if parent is None else parent)
 
 
 def _make(root: Path, prefix: str) -> tuple[Path, int]:

@@ -36,6 +36,7 @@ from recovery.owner.watch.disk import FreeDisk
 from recovery.planning.measures import ClosedPartition
 from recovery.planning.owner_restore import LeftRestore
 from recovery.planning.values import Execution
+from recovery.storage.others import others_beside
 from recovery.storage.owner_reader import Looks, in_chunks
 from recovery.storage.scan import describe_file, scan
 from recovery.storage.staged import StagedRestore, end_left, left
@@ -249,6 +250,10 @@ class Connection(Looks):
     def found(self, known: dict[str, Epoch]) -> list[DescribedFile]:
         """See `OwnerCalls.found`."""
         return self._owner.scan(known)
+
+    def others_beside(self) -> list[str]:
+        """See `OwnerCalls.others_beside`."""
+        return list(map(str, others_beside(self._owner.directory)))
 
     def verify(self, names: list[str]) -> list[FullCheckResult]:
         """See `OwnerCalls.verify`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -18,26 +17,15 @@ from recovery.base.clock import Clock, SystemClock
 from recovery.errors import ConfigurationError, ForeignPartitionError, LinkedPartitionError, RecoveryError, StorageError
 from recovery.host.durable import exchange, make_draft, sync
 from recovery.host.storage_errors import storage_errors
+from recovery.operational.locks import LOCKS_NAME, unheld
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.documents import home, state_totals, unwritten
-from recovery.storage.lock import LOCK_NAME, DirectoryLock
+from recovery.storage.lock import DirectoryLock
 from recovery.storage.origin import read_origins
+from recovery.storage.others import others_in
 from recovery.storage.scan import scan
 
 OLD = ".old"
-KEPT_BY_RECOVERY = re.compile(
-    "|".join((
-        # Partitions with their logs, and the copies that a replacement of owners put aside.
-        r"part-\d+\.sqlite3(\.replaced)?(-wal|-shm)?",
-        rf"{re.escape(LOCK_NAME)}|recovery-.*\.lock|locks",
-        rf"{SCRATCH_NAME}|(last-(backup|replica|replaced|lag|drill|input)|waiting|lease|replica-unseen|restored)\.json",
-        # Partitions that moved to another owner, and what killed attempts left.
-        r"\.moved-part-\d+\.json|\.move-[0-9a-f]{16}|\.(init|restore-\d+)-[0-9a-f]+",
-    ))
-)  # fmt: skip
-"""The names of all that recovery itself puts into a recovery directory. A directory that follows a place, or whose
-pages are still being fetched, has more; neither can be swapped."""
 
 
 def kept_path(directory: Path, store_id: str) -> Path:
@@ -47,7 +35,7 @@ def kept_path(directory: Path, store_id: str) -> Path:
 
 def check_in_place(directory: Path, plan: ResumePlan) -> None:
     """Raise unless a directory can be swapped: ConfigurationError if it holds other files, LinkedPartitionError for
-    partitions on other disks, StorageError if the file system cannot do it."""
+    partitions on other disks, StateLockedError if a lock of its operational state is held."""
     links = [d.path.name for d in plan.partitions if d.path.is_symlink()]
     if links:
         raise LinkedPartitionError(
@@ -57,6 +45,9 @@ def check_in_place(directory: Path, plan: ResumePlan) -> None:
     _refuse_others(directory)
     if directory.is_mount():
         raise ConfigurationError(f"{directory} is a mount point", cause="", remedy="Name a new directory.")
+    if (directory / LOCKS_NAME).is_dir():
+        with unheld(directory):
+            pass
 
 
 def check_exchange(new: Path, verb: str) -> None:
@@ -79,12 +70,15 @@ def swap(directory: Path, new: Path, totals: tuple[int, int]) -> None:
     """Swap the names of a store's directory and of the new one, and make that durable.
 
     totals: the totals of the operational state in the new directory. Raises StorageError if that state was changed
-    since, or if the file system cannot swap; then `new` is removed.
+    since, or if the file system cannot swap, and StateLockedError if a lock of operational state is held; then `new` is
+    removed.
     """
     first = home(directory)
-    # A waiting writer then finds that its file has another name, and writes nothing.
-    with unwritten(first):
+    with contextlib.ExitStack() as held:
         try:
+            held.enter_context(unheld(directory))
+            # A waiting writer then finds that its file has another name, and writes nothing.
+            held.enter_context(unwritten(first))
             if state_totals(first) != totals:
                 raise StorageError(
                     "its operational state was changed meanwhile",
@@ -165,7 +159,7 @@ def _store_in(directory: Path) -> str | None:
 
 
 def _refuse_others(directory: Path) -> None:
-    others = sorted(path.name for path in directory.iterdir() if not KEPT_BY_RECOVERY.fullmatch(path.name))
+    others = others_in(directory)
     if others:
         raise ConfigurationError(
             f"{directory} holds other files too: {', '.join(others[:5])}{' …' if len(others) > 5 else ''}",

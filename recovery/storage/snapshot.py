@@ -94,7 +94,11 @@ class Snapshot:
 
     def shared_with(self, other: Snapshot) -> tuple[Snapshot, Snapshot] | None:
         """Return the newest snapshot that both directories hold of the history that they share, read from each;
-        None if there is none. A fork shares the history of its origin, and a restored backup that of its store."""
+        None if there is none. A fork shares the history of its origin, and a restored backup that of its store. An
+        erasure that only one of them has seen has changed every epoch before: then they share none."""
+        erasures, others = ({each.id for each in at.executions if each.erases} for at in (self, other))
+        if erasures != others:
+            return None
         limit = min(fork(self.timeline, other.timeline), self.epoch, other.epoch)
         cuts = [cut for cut in self.cuts & other.cuts if NO_EPOCH < cut[0] <= limit]
         return (replace(self, cut=max(cuts)), replace(other, cut=max(cuts))) if cuts else None

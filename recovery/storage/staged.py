@@ -46,6 +46,7 @@ from recovery.storage.initialize import (
 )
 from recovery.storage.moving.departed import remove_note, remove_notes
 from recovery.storage.scan import SUFFIX
+from recovery.storage.sqlite.file.log_files import ENDS
 from recovery.storage.sqlite.file.opening import partition_path
 from recovery.storage.sqlite.file.statements import translated
 from recovery.storage.standby import refuse_standby
@@ -217,23 +218,24 @@ def _end(directory: Path, staging: Path, *, counts: bool) -> None:
 
 
 def _set_aside(path: Path) -> None:
-    """Move a partition, and the log beside it, out of the way, to NAME.replaced. Killed at any step, the partition is
-    under one of the two names, with its log."""
-    aside, log, aside_log = (path.with_name(f"{path.name}{suffix}") for suffix in (REPLACED, "-wal", f"{REPLACED}-wal"))
+    """Move a partition, and the files beside it that belong to it, out of the way, to NAME.replaced. Killed at any
+    step, the partition is under one of the two names, with these files."""
+    aside = path.with_name(f"{path.name}{REPLACED}")
+    others = [(path.with_name(f"{path.name}{end}"), aside.with_name(f"{aside.name}{end}")) for end in ENDS]
     if path.exists():
-        for older in (aside, aside_log):
+        for older in (aside, *(to for _, to in others)):
             older.unlink(missing_ok=True)
-        if log.exists():
-            aside_log.hardlink_to(log)
-            sync(path.parent)
+        for there, to in others:
+            if there.exists():
+                to.hardlink_to(there)
+        sync(path.parent)
         path.replace(aside)
-    if log.exists():
-        if not same_file(aside_log, log):
+    for there, to in others:
+        if to.exists() and same_file(to, there):
+            there.unlink()
+        elif there.exists():
             # Of a partition that somebody has moved.
-            log.replace(aside_log)
-        else:
-            log.unlink()
-    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+            there.replace(to)
     sync(path.parent)
 
 

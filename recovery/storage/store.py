@@ -181,6 +181,12 @@ class Store:
             self.notes = store.notes or self.notes
 
     @property
+    def unused(self) -> list[PartitionDescription]:
+        """The copies that `found` has not chosen. No run reads them or writes to them."""
+        there = (each for location in self.asked for each in location.partitions)
+        return [each for each in there if self.shown.get(each.path.name) != str(each.path)]
+
+    @property
     def seen(self) -> list[SeenOwner]:
         """The owners as they last answered the run that holds them, without those that have not yet."""
         return [owner.seen for owner in self.owners if owner.seen is not None]

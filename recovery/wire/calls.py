@@ -226,6 +226,10 @@ class OwnerCalls(Protocol):
         """Return how many rows one file holds of these keys, at any epoch."""
         ...
 
+    def others_beside(self) -> list[str]:
+        """Return the paths of what others have put beside the partitions, under names of partitions."""
+        ...
+
     def largest(self, name: str, limit: int) -> list[tuple[str, str, int]]:
         """Return the largest states of a file: step, key, bytes."""
         ...

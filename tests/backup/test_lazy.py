@@ -29,6 +29,7 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
+from recovery.places import mounted
 from recovery.places.directory import DirectoryPlace
 from recovery.places.frames import FRAME_BYTES, FrameIndex, digest_of, encode_index, pack
 from recovery.places.opening import lasting_place
@@ -38,6 +39,9 @@ from recovery.storage.hydration import Stop, hydrate_directory, hydrating
 from recovery.storage.lazy import pages as pages_module
 from recovery.storage.lazy.names import lazy_path
 from recovery.storage.lazy.pages import Pages
+from recovery.storage.moving import arriving
+from recovery.storage.moving.blocks import BLOCK_BYTES
+from recovery.storage.moving.blocks import digest_of as block_digest
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.file.connections import connect
 from tests.backup.lazy_run import changes, close_epochs, state_of
@@ -173,6 +177,23 @@ def test_a_run_hydrates_beside_its_stream(lazy, monkeypatch):
         assert hydrating(lazy) == []
         run.store.open(run.lease, 902)
     assert_sound(lazy)
+
+
+def test_the_log_is_moved_into_the_file_after_hydration_too(lazy):
+    """While the same run goes on: its log keeps the length that a run of an ordinary directory has."""
+    with Driver(lazy) as run:
+        run.store.open(run.lease, 900)
+        run.store.open(run.lease, 901)
+        run.store._hydration._thread.join(60)
+        assert hydrating(lazy) == []
+        sizes = []
+        for batch in range(902, 908):
+            run.apply(batch, {f"k{n:05}": f"{batch}{'x' * 2000}" for n in range(2000)})
+            run.close(batch)
+            run.store.checkpoint()
+            sizes.append(sum(path.with_name(f"{path.name}-wal").stat().st_size for path in paths_of(lazy)))
+    assert sizes[-1] < 2 * sizes[1], sizes
+    assert problems(lazy) == []
 
 
 def test_no_other_tool_takes_it_for_a_whole_file(lazy):
@@ -515,6 +536,36 @@ def test_without_its_lazy_file(lazy):
         plan_resume(scan(lazy))
 
 
+def test_a_partition_that_comes_in_place_of_an_older_one(place, lazy, tmp_path):
+    """From another owner: no page of the older one's backup comes into the new file."""
+    bring_back(place, tmp_path / "whole", tmp_path)
+    close_epochs(tmp_path / "whole", 3)
+    content = (tmp_path / "whole" / "part-1.sqlite3").read_bytes()
+    pieces = dict(enumerate(content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES)))
+    move = lazy, "0123456789abcdef"
+    arriving.begin(*move, {"part-1.sqlite3": len(content)}, 0)
+    arriving.put(*move, "part-1.sqlite3", list(pieces.items()))
+    arriving.check(*move, "part-1.sqlite3", len(content), {n: block_digest(each) for n, each in pieces.items()})
+    arriving.place(*move, "part-1.sqlite3")
+    arriving.end(*move)
+    hydrate(lazy)
+    assert (lazy / "part-1.sqlite3").read_bytes() == content
+
+
+def test_a_copy_that_somebody_puts_over_it(place, lazy, tmp_path):
+    """No page of the backup comes into the copy: it is an error that says how the copy can be used."""
+    bring_back(place, tmp_path / "whole", tmp_path)
+    for path in paths_of(lazy):
+        shutil.copyfile(tmp_path / "whole" / path.name, path)
+    with pytest.raises(CorruptPartitionError, match="another file has taken its place"):
+        plan_resume(scan(lazy))
+    with pytest.raises(CorruptPartitionError, match="another file has taken its place"):
+        hydrate_directory(lazy, Stop())
+    for path in paths_of(lazy):
+        lazy_path(path).unlink()
+    assert state_at(lazy, 4) == state_of(4)
+
+
 @pytest.mark.parametrize("at", [0, 70, 8200, -1])
 def test_an_altered_lazy_file(lazy, at):
     """It is an error, or only pages are fetched again; never other content."""
@@ -584,6 +635,23 @@ def test_a_backup_whose_disk_is_away(place, tmp_path):
     with pytest.raises(BackupTargetError, match="no such directory"):
         state_at(lazy, 4)
     (tmp_path / "away").rename(own)
+    assert state_at(lazy, 4) == state_of(4)
+
+
+def test_a_backup_whose_disk_does_not_answer(lazy, monkeypatch):
+    """A read that needs it ends with an error, so a run ends too; nothing waits for the disk without limit."""
+    answers, whole = threading.Event(), DirectoryPlace.read_range
+
+    def silent(*arguments):
+        answers.wait(3)
+        return whole(*arguments)
+
+    monkeypatch.setattr(DirectoryPlace, "read_range", silent)
+    monkeypatch.setattr(mounted, "SILENT_S", 0.05)
+    with pytest.raises(BackupTargetError, match="no answer"):
+        state_at(lazy, 4)
+    answers.set()
+    monkeypatch.undo()
     assert state_at(lazy, 4) == state_of(4)
 
 

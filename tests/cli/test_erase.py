@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,12 +33,15 @@ from recovery.errors import (
     TakenOverError,
 )
 from recovery.host.processes import as_holder
+from recovery.host.scratch import MARK
 from recovery.operational.steps.step_edits import audit
 from recovery.places.directory import DirectoryPlace
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.moving.arriving import STAGING
 from recovery.storage.scan import scan
 from recovery.storage.store import Store
+from recovery.values.keys import home_of
 from tests.operational.person import OTHER, PERSON, SECRET, WAITING, apply, history, traces
 from tests.stores import STEP, Driver, SpreadDirectory, content, problems
 
@@ -647,9 +652,7 @@ def test_owners_lose_the_key(make_store):
     places = SpreadDirectory(make_store(3), ((), (0, 2), (1,)))
     try:
         history(places, 2, executions=1)
-        words = [each for at in places.services for each in ("--owner", at.at)]
-        words += ["--token-file", places.token]
-        places.token.chmod(0o600)
+        words = _at(places)
         looked = erase(places.places[0], "--key", PERSON, *words, "--dry-run", "--json")
         assert looked.exit_code == 0, looked.output
         done = erase(places.places[0], "--key", PERSON, *words, "--yes", "--json")
@@ -659,6 +662,102 @@ def test_owners_lose_the_key(make_store):
     finally:
         places.close()
     assert [each for place in places.places for each in traces(place, SECRET)] == []
+
+
+def test_what_killed_processes_left_is_removed_at_owners_too(make_store, tmp_path, monkeypatch):
+    """Also at an owner that has no partition any more; and copies in scratch and temporary directories."""
+    places = SpreadDirectory(make_store(3), ((), (0, 2), (1,), ()))
+    try:
+        history(places, 2, executions=1)
+        for path in places.paths():
+            shutil.copy(path, places.places[3] / f"{path.name}.replaced")
+            rooms = (places.places[1] / "scratch" / "recovery-copy-x", tmp_path / "temporary" / "recovery-backup-x")
+            for room in (places.places[3] / f"{STAGING}0123456789abcdef", *rooms):
+                room.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, room)
+            for room in rooms:
+                (room / MARK).write_text(socket.gethostname())
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+        done = erase(places.places[0], "--key", PERSON, *_at(places), "--yes", "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["complete"]
+    finally:
+        places.close()
+    assert [each for place in (*places.places, tmp_path) for each in traces(place, SECRET)] == []
+
+
+def test_what_nobody_rewrites_at_owners_is_named(make_store, tmp_path):
+    """A copy that no run uses, since an owner came back with it, and a file that another program has put beside. As
+    long as they are there, the erasure is not complete."""
+    made = make_store(3)
+    places = SpreadDirectory(made, ((), (0, 2), (1,)))
+    try:
+        history(places, 2, executions=1)
+        [path] = [path for path in places.paths() if path.stem == f"part-{home_of(STEP, 3, PERSON)}"]
+        shutil.copy(path, tmp_path)
+        with Driver(places, (STEP, OTHER, WAITING)) as run:
+            apply(run, 20_000, STEP, {"k1": '"v"'})
+            run.close(20_000)
+        unused = Path(shutil.copy(tmp_path / path.name, places.places[0]))
+        (tmp_path / path.name).unlink()
+        beside = Path(shutil.copy(path, path.with_name(f"{path.name}.bak")))
+        assert len(traces(made.parent, SECRET)) > 1
+        words = ["--key", PERSON, *_at(places)]
+        names = {str(unused), f"{beside} at {places.services[places.places.index(path.parent) - 1].at}"}
+        looked = json.loads(erase(places.places[0], *words, "--dry-run", "--json").stdout)
+        assert {each["location"] for each in looked["copies"]} == names
+        done = erase(places.places[0], *words, "--yes", "--json")
+        assert done.exit_code == ErasureIncompleteError.exit_code
+        said = json.loads(done.stdout)
+        assert not said["complete"]
+        assert {(each["location"], *each["left"]) for each in said["copies"]} == {
+            (name, Path(name.partition(" ")[0]).name) for name in names
+        }
+        assert erase(places.places[0], *words, "--yes").exit_code == ErasureIncompleteError.exit_code
+        unused.unlink()
+        beside.unlink()
+        assert erase(places.places[0], *words, "--yes").exit_code == StateNotFoundError.exit_code
+    finally:
+        places.close()
+    assert [each for place in places.places for each in traces(place, SECRET)] == []
+
+
+def test_a_comparison_with_a_copy_that_has_the_key(store, tmp_path):
+    """The history that both share does not hide it: the erasure has changed that history in one of them."""
+    fork = tmp_path / "fork"
+    assert command("fork", store, fork).exit_code == 0
+    assert erase(store, "--key", PERSON, "--yes").exit_code == 0
+    found = command("diff", store, fork, "--json")
+    assert (found.exit_code, json.loads(found.stdout)["compared_since_epoch"]) == (1, None)
+    assert {(each["key"], each["what"]) for each in json.loads(found.stdout)["differences"]} == {(PERSON, "only in B")}
+    again = tmp_path / "again"
+    assert command("fork", store, again).exit_code == 0
+    found = command("diff", store, again, "--json")
+    assert found.exit_code == 0
+    assert json.loads(found.stdout)["compared_since_epoch"] is not None
+
+
+def test_what_others_put_beside_is_named(store, tmp_path):
+    """In the directory and in a standby. As long as it is there, the erasure is not complete."""
+    place, standby = tmp_path / "place", tmp_path / "standby"
+    assert command("backup", store, place).exit_code == 0
+    assert command("follow", place, standby, "--once").exit_code == 0
+    beside = [Path(shutil.copy(each / "part-0.sqlite3", each / "part-0.sqlite3.bak")) for each in (store, standby)]
+    words = ["--key", PERSON, "--place", place, "--standby", standby]
+    assert all(str(each) in erase(store, *words, "--dry-run").stdout for each in beside)
+    done = erase(store, *words, "--yes", "--json")
+    assert done.exit_code == ErasureIncompleteError.exit_code, done.output
+    assert [each["location"] for each in json.loads(done.stdout)["copies"][2:]] == list(map(str, beside))
+    for each in beside:
+        each.unlink()
+    assert erase(store, *words, "--yes").exit_code == StateNotFoundError.exit_code
+    assert traces(store, SECRET) == traces(standby, SECRET) == []
+
+
+def _at(places: SpreadDirectory) -> list[str]:
+    """How the command reaches the owners."""
+    places.token.chmod(0o600)
+    return [*(each for at in places.services for each in ("--owner", at.at)), "--token-file", str(places.token)]
 
 
 def test_the_old_directory_of_a_repartition_is_named(store):

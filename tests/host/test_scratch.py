@@ -8,7 +8,7 @@ import signal
 import socket
 from pathlib import Path
 
-from recovery.host.scratch import MARK, scratch_directory
+from recovery.host.scratch import MARK, remove_left, scratch_directory
 from tests.backup.support import work
 from tests.forks import run_code
 
@@ -59,6 +59,16 @@ def test_what_a_killed_backup_left_goes_with_the_next(make_store, tmp_path):
     assert {path.name for path in scratch.iterdir()} == {
         "recovery-drill-x", "recovery-backup-elsewhere", "recovery-backup-file", "recovery-backup-of-words",
     }  # fmt: skip
+
+
+def test_what_all_killed_processes_left(tmp_path):
+    """Of every purpose; and nothing that is in use."""
+    for purpose in ("backup", "drill"):
+        (tmp_path / f"recovery-{purpose}-x").mkdir()
+        (tmp_path / f"recovery-{purpose}-x" / MARK).write_text(socket.gethostname())
+    with scratch_directory("copy", tmp_path):
+        remove_left(tmp_path)
+        assert left(tmp_path) == {"copy"}
 
 
 def use(root: Path, rounds: int) -> None:

@@ -236,6 +236,8 @@ def test_scratch_files_and_older_copies_beside_go_too(make_store):
         (directory / staging).mkdir()
         for path in paths_of(directory):
             shutil.copy(path, directory / staging)
+    shutil.copy(paths_of(directory)[0], directory / ".part-0.sqlite3.draft")
+    shutil.copy(paths_of(directory)[1], directory / "part-1.sqlite3.replaced-lazy-wal")
     assert traces(directory / "scratch", SECRET)
     before = left(directory)
     assert erased(directory) is not None

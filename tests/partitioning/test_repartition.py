@@ -3,6 +3,7 @@ or absent, and the old one untouched."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -35,6 +37,7 @@ from recovery.errors import (
     LinkedPartitionError,
     NoPartitionsError,
     RecoveryError,
+    StateLockedError,
     StorageError,
 )
 from recovery.idle.note import NAME as LAST_INPUT
@@ -402,10 +405,12 @@ class TestInPlace:
         mark_restored(source)
         put_aside = f"part-1.sqlite3{REPLACED}"
         left = (f"{STAGING}0123456789abcdef", f"{RESTORING}1-ab", put_aside, f"{put_aside}-wal", f"{put_aside}-shm")
+        left += ("part-1.sqlite3-lazy-wal", ".part-0.sqlite3.draft")
         moved = note_path(source, PartitionIndex(1)).name
         noted = [name for constant, name in vars(notes).items() if constant.endswith("NAME")]
         assert notes.DRILL_NAME in noted
-        for name in (UNSEEN, LEASE, LAST_INPUT, moved, *noted, *left):
+        documents = (UNSEEN, LEASE, LAST_INPUT, moved, *noted)
+        for name in (*documents, *left, *(f".{name}.{os.getpid()}-0123abcd" for name in documents)):
             (source / name).write_text("{}")
         repartition(source, None, 3)
         assert len(scan(source)) == 3
@@ -426,6 +431,55 @@ class TestInPlace:
         assert kept_directories(source) == []
         assert StateManager(source).get_hwm("orders") == 6
         assert len(list(source.parent.glob(f"{source.name}*"))) == 1
+
+    @pytest.mark.parametrize("when", ["before", "meanwhile"])
+    def test_a_lock_of_operational_state_that_is_held(self, make_store, monkeypatch, when):
+        """Nothing is swapped: in the new directory, somebody else could take the lock. Afterwards the swap is made."""
+        source = filled(make_store(2))
+        state, original = StateManager(source), in_place.swap
+        with contextlib.ExitStack() as held:
+
+            def late(*arguments):
+                held.enter_context(state.lock("orders", "loading orders"))
+                original(*arguments)
+
+            if when == "before":
+                held.enter_context(state.lock("orders", "loading orders"))
+            else:
+                monkeypatch.setattr("recovery.partitioning.repartition.swap", late)
+            with pytest.raises(StateLockedError, match=r"loading orders.* holds a lock"):
+                repartition(source, None, 3)
+            assert kept_directories(source) == []
+            assert len(list(source.parent.glob(f"{source.name}*"))) == 1
+        monkeypatch.undo()
+        repartition(source, None, 3)
+        with state.lock("orders", "loading orders"):
+            assert [path.parent.parent for path in source.parent.rglob("*.lock") if path.stat().st_size] == [source]
+
+    def test_a_lock_that_is_wanted_during_the_swap(self, make_store, monkeypatch):
+        """Whoever waits gets the lock of the new directory."""
+        source = filled(make_store(2))
+        state, original, has_it = StateManager(source), in_place.exchange, threading.Event()
+
+        def want():
+            with state.lock("orders", "loading orders"):
+                has_it.set()
+
+        waiting = threading.Thread(target=want)
+
+        def late(*arguments):
+            if source in arguments:
+                waiting.start()
+                assert not has_it.wait(0.3)
+            original(*arguments)
+
+        monkeypatch.setattr(in_place, "exchange", late)
+        repartition(source, None, 3)
+        waiting.join(30)
+        assert has_it.is_set()
+        [kept] = kept_directories(source)
+        assert len(list((source / "locks").iterdir())) == 1
+        assert list((kept / "locks").iterdir()) == []
 
     def test_a_file_system_that_cannot_swap(self, make_store, monkeypatch):
         """Is found out before any work."""

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -206,7 +207,11 @@ class TestBeside:
     """Single partitions join those that are there, each for itself."""
 
     LEFT = b"of a copy that was left behind"
-    LOG = b"its log"
+    BESIDE: ClassVar = {
+        "-wal": b"its log",
+        "-lazy": b"its pages that are there",
+        "-lazy-wal": b"its log while they are fetched",
+    }
 
     def begun(self, here: Path, made: Path) -> StagedRestore:
         staged = StagedRestore(here, NAME, None, (1, 2), PRIVATE)
@@ -219,24 +224,39 @@ class TestBeside:
 
     @pytest.fixture
     def used(self, here, make_store) -> Path:
-        """A directory with a partition, and an older copy of another one, with its log."""
+        """A directory with a partition, and an older copy of another one, with all that can belong to it."""
         shutil.copy(make_store(3) / "part-0.sqlite3", here)
         (here / FILES[0]).write_bytes(self.LEFT)
-        (here / f"{FILES[0]}-wal").write_bytes(self.LOG)
+        for end, content in self.BESIDE.items():
+            (here / f"{FILES[0]}{end}").write_bytes(content)
         return here
 
+    def assert_whole(self, copy: Path) -> None:
+        assert copy.read_bytes() == self.LEFT
+        assert {end: copy.with_name(f"{copy.name}{end}").read_bytes() for end in self.BESIDE} == self.BESIDE
+
     def test_an_older_copy_is_set_aside(self, used, made):
-        """With its log, in place of what was set aside before. The partition that stays is not touched."""
+        """With what belongs to it, in place of what was set aside before. The partition that stays is not touched."""
         (used / f"{FILES[0]}.replaced").write_bytes(b"earlier")
         stays = (used / "part-0.sqlite3").read_bytes()
         staged = self.begun(used, made)
         assert (used / FILES[0]).read_bytes() == self.LEFT
         staged.place()
         staged.end(counts=True)
-        assert names(used) == sorted(["part-0.sqlite3", *FILES, f"{FILES[0]}.replaced", f"{FILES[0]}.replaced-wal"])
+        aside = [f"{FILES[0]}.replaced{end}" for end in ("", *self.BESIDE)]
+        assert names(used) == sorted(["part-0.sqlite3", *FILES, *aside])
         assert (used / "part-0.sqlite3").read_bytes() == stays
-        assert (used / f"{FILES[0]}.replaced").read_bytes() == self.LEFT
+        self.assert_whole(used / f"{FILES[0]}.replaced")
         assert [(used / name).read_bytes() == (made / name).read_bytes() for name in FILES] == [True, True]
+
+    def test_the_log_of_a_partition_that_somebody_has_moved(self, used, made):
+        """It is set aside, and the new file has none."""
+        (used / FILES[0]).unlink()
+        staged = self.begun(used, made)
+        staged.place()
+        staged.end(counts=True)
+        aside = [f"{FILES[0]}.replaced{end}" for end in self.BESIDE]
+        assert names(used) == sorted(["part-0.sqlite3", *FILES, *aside])
 
     @pytest.mark.parametrize("counts", [False, None])
     def test_what_is_not_in_place_leaves_nothing(self, used, made, counts):
@@ -250,7 +270,7 @@ class TestBeside:
         assert set(FILES) < set(names(used))
         assert NAME not in names(used)
 
-    @pytest.mark.parametrize("operations", range(12))
+    @pytest.mark.parametrize("operations", range(22))
     def test_killed_while_it_is_put_into_place(self, used, made, operations):
         """After any number of changes to the directory: the older copy is whole under one name, and the next restore
         comes to its end. No new file gets an old log."""
@@ -273,8 +293,7 @@ class TestBeside:
         staged._alone.close()
         under = FILES[0] if (used / FILES[0]).exists() and (used / FILES[0]).read_bytes() == self.LEFT else ""
         kept = used / (under or f"{FILES[0]}.replaced")
-        assert kept.read_bytes() == self.LEFT
-        assert kept.with_name(f"{kept.name}-wal").read_bytes() == self.LOG
+        self.assert_whole(kept)
         shutil.rmtree(used / NAME)
         if not under:
             # A kill has set it aside; what was linked is a copy of its own.
@@ -284,6 +303,5 @@ class TestBeside:
         again.place()
         again.end(counts=True)
         assert (used / FILES[0]).read_bytes() == (made / FILES[0]).read_bytes()
-        assert not (used / f"{FILES[0]}-wal").exists()
-        assert (used / f"{FILES[0]}.replaced").read_bytes() == self.LEFT
-        assert (used / f"{FILES[0]}.replaced-wal").read_bytes() == self.LOG
+        assert not [end for end in self.BESIDE if (used / f"{FILES[0]}{end}").exists()]
+        self.assert_whole(used / f"{FILES[0]}.replaced")

@@ -34,8 +34,6 @@ from recovery.storage.documents import (
 from recovery.storage.lock import lock_holder
 from recovery.storage.store import Store
 
-LOCKS_NAME = "locks"
-
 T = TypeVar("T")
 
 
@@ -152,7 +150,7 @@ class DirectoryBackend:
     @contextmanager
     def lock(self, name: str, purpose: str) -> Iterator[None]:
         """Hold the lock of this name. The operating system frees the lock when the process dies."""
-        from recovery.operational.locks import FileLock
+        from recovery.operational.locks import LOCKS_NAME, FileLock
 
         home(self.directory)
         with FileLock(self.directory / LOCKS_NAME, name, purpose, self._retry.longest_s):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from recovery.base.ids import ExecutionNumber, Lease
 from recovery.host.durable import PRIVATE, make_directories, modes_beside
+from recovery.host.scratch import remove_left
 from recovery.host.storage_errors import storage_errors
 from recovery.planning.values import Execution
 from recovery.storage.sqlite.file.watched_files import Watch
@@ -68,6 +69,12 @@ class Scratch:
         for stale in self._root.glob(self._stale):
             if stale != self._path:
                 shutil.rmtree(stale, ignore_errors=True)
+
+    def remove_copies(self) -> None:
+        """Remove the copies of partitions that killed processes have left, here and in the system's temporary
+        directory."""
+        for root in (self._root, None):
+            remove_left(root)
 
     def belongs_to(self, execution: Execution) -> bool:
         """Whether the directory in use is that of this execution."""

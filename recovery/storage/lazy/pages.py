@@ -141,6 +141,18 @@ class Pages:
         # A file of its own: SQLite's files may each be used by one thread at a time.
         self._file = apsw.VFSFile("unix", str(self.path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0])
         self._forget_unsynced()
+        self._refuse_another()
+
+    def _refuse_another(self) -> None:
+        # A file of which pages are absent never begins like a database.
+        if self.missing(1) is not None and self._file.xRead(len(HEADER), 0) == HEADER:
+            raise CorruptPartitionError(
+                f"another file has taken its place, and {self.side.name} is of the one before",
+                path=self.path,
+                cause="A copy was put over a partition that a lazy restore had not fetched. Pages of its backup would "
+                "go into the copy.",
+                remedy=f"Remove {self.side.name}, and {self.side.name}-wal if there is one. Then the copy is used.",
+            )
 
     def _read(self) -> tuple[PageSource, FrameIndex]:
         if len(self._map) < _INDEX_AT or self._map[: len(_TAG)] != _TAG:
@@ -358,9 +370,10 @@ def pages_at(side: Path) -> Pages:
 
 @lru_cache(maxsize=4)
 def _target(place: str) -> Place:
+    from recovery.places.mounted import limited
     from recovery.places.opening import open_place
 
-    return open_place(place)
+    return limited(open_place(place))
 
 
 def _boot_id() -> bytes:

@@ -23,7 +23,7 @@ from recovery.storage.moving.blocks import BLOCK_BYTES, blocks, digest_of, diges
 from recovery.storage.moving.departed import remove_note
 from recovery.storage.scan import scan
 from recovery.storage.sqlite.describe import describe
-from recovery.storage.sqlite.file.log_files import beside
+from recovery.storage.sqlite.file.log_files import ENDS
 from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import translated
 from recovery.storage.standby import refuse_standby
@@ -110,9 +110,8 @@ def place(directory: Path, move_id: str, name: str) -> None:
     with translated(path):
         staged.chmod(modes_beside(files[0].path).file if files else PRIVATE.file)
         # An older copy goes first: SQLite would take its log for that of the new file.
-        path.unlink(missing_ok=True)
-        for suffix in ("-wal", "-shm", "-journal"):
-            beside(path, suffix).unlink(missing_ok=True)
+        for end in ("", *ENDS):
+            path.with_name(f"{name}{end}").unlink(missing_ok=True)
         sync(directory)
         reach("arrive.cleared")
         staged.rename(path)

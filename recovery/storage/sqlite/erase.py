@@ -23,6 +23,7 @@ from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.describe import EPOCHS, STEPS, closed_epochs, insert_epoch
 from recovery.storage.sqlite.digests import MODULUS
 from recovery.storage.sqlite.epoch_log import is_logged
+from recovery.storage.sqlite.file.log_files import ENDS
 from recovery.storage.sqlite.file.statements import rows, translated
 from recovery.storage.sqlite.file.tables import ROW_BYTES
 from recovery.storage.sqlite.measures import change_sizes
@@ -48,7 +49,7 @@ DELETE = (
     f"DELETE FROM superseded WHERE {HELD} AND step_id = :step AND state_key = :key",
 )
 AFTER_WAITING = chr(ord(WAITING_SEPARATOR) + 1)
-REPLACED = re.compile(r"part-[0-9]+\.sqlite3\.replaced(-wal|-shm)?")
+OLDER = re.compile(rf"part-[0-9]+\.sqlite3\.replaced({'|'.join(ENDS)})?|\.part-[0-9]+\.sqlite3\.draft")
 
 
 class _Row(NamedTuple):
@@ -183,12 +184,13 @@ def scrub(connection: apsw.Connection, path: Path) -> None:
 
 
 def remove_older_copies(directory: Path) -> None:
-    """Remove copies of partitions that lie beside them and that no command reads: those that were replaced, and what
-    killed moves and restores left. Nobody else may bring partitions here. Raises DirectoryLockedError or StorageError.
+    """Remove the copies of partitions in a directory that no command reads: those that were replaced, and what killed
+    moves, restores and standbys left. Nobody else may bring partitions here. Raises DirectoryLockedError or
+    StorageError.
     """
     with translated(directory):
         for path in directory.iterdir():
-            if REPLACED.fullmatch(path.name):
+            if OLDER.fullmatch(path.name):
                 path.unlink(missing_ok=True)
     clear(directory)
     clear_killed_attempt(directory)

@@ -79,6 +79,7 @@ class FilePartitions:
         """paths: in the order of their indexes. scratch: a directory that stores may share. share: which of the store's
         partitions these are; all by default."""
         share = share or PartitionShare(paths[0].parent, tuple(map(PartitionIndex, range(len(paths)))), len(paths))
+        self._directory = share.directory
         self.paths = list(paths)
         self.indexes = share.indexes
         self.partition_count = share.count
@@ -91,6 +92,7 @@ class FilePartitions:
         self._deltas = ExecutionDeltas()
         self._lifeline: Lifeline | None = None
         self._open_files = Watch(share.directory)
+        self._logs: list[Path] = []
         self._hydration: Hydration | None = None
         held = max(1, len(self.paths))
         self._pool = ThreadPoolExecutor(min(MAX_THREADS, held), thread_name_prefix="partition")
@@ -114,7 +116,9 @@ class FilePartitions:
             # Reading opens the log, even if the file had another journal mode before.
             writer.pragma("user_version")
         self._open_files.add(path, grows=True)
-        self._open_files.add_log(beside(path, "-wal"), writer, partial(_logged_frames, path))
+        # The writer's log has this name until the writer is closed, also when the partition becomes an ordinary file.
+        self._logs.append(beside(path, "-wal"))
+        self._open_files.add_log(self._logs[-1], writer, partial(_logged_frames, path))
         self._open_files.add(beside(path, "-shm"))
         check_opened(writer, path)
 
@@ -331,8 +335,8 @@ class FilePartitions:
 
     def checkpoint(self) -> None:
         self._open_files.check()
-        for path in self.paths:
-            if self._open_files.log_bytes(beside(path, "-wal")) < CHECKPOINT_BYTES:
+        for path, log in zip(self.paths, self._logs, strict=True):
+            if self._open_files.log_bytes(log) < CHECKPOINT_BYTES:
                 continue
             # A separate connection, because another thread may be using the writer.
             connection = open_partition(path, "rw")
@@ -347,8 +351,8 @@ class FilePartitions:
 
     def scrub(self) -> None:
         self._rewritten(lambda index: erase.scrub(self._writers[index], self.paths[index]))
-        for directory in dict.fromkeys(path.parent for path in self.paths):
-            erase.remove_older_copies(directory)
+        erase.remove_older_copies(self._directory)
+        self._scratch.remove_copies()
 
     def _rewritten(self, work: Callable[[int], T]) -> list[T]:
         """Do `work`, which makes files smaller, for all partitions."""

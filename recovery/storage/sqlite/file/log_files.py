@@ -14,6 +14,10 @@ from typing import Literal
 from recovery.errors import StorageError
 from recovery.storage.lazy.names import SUFFIX, target
 
+ENDS = ("-wal", "-shm", "-journal", SUFFIX, f"{SUFFIX}-wal", f"{SUFFIX}-journal")
+"""What the names of the files end with that belong to a partition and lie beside it. Beside another file of the
+partition's name they would be taken for that file's own."""
+
 
 def has_log(path: Path) -> bool:
     """Return whether a log lies beside the file: a process uses it, or was killed using it."""
