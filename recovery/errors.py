@@ -469,7 +469,7 @@ class CorruptStateError(RecoveryError):
 
     exit_code = 45
     default_cause = "The file was damaged, or edited from outside."
-    default_remedy = "Restore the file from a copy, or remove the state: python -m recovery state clear DIR ID"
+    default_remedy = "Restore the file, or object, from a copy; or remove it, and set the state again."
 
 
 class StateBackendError(RecoveryError):
