@@ -469,7 +469,7 @@ class CorruptStateError(RecoveryError):
 
     exit_code = 45
     default_cause = "The file was damaged, or edited from outside."
-    default_remedy = "Restore the file from a copy, or remove the state: python -m recovery state clear --force"
+    default_remedy = "Restore the file, or object, from a copy; or remove it, and set the state again."
 
 
 class StateBackendError(RecoveryError):
@@ -644,7 +644,7 @@ class BackupDamagedError(RecoveryError):
     default_cause = "Objects were deleted, damaged or replaced from outside, or the backup was pruned meanwhile."
     default_remedy = (
         "Run the same command again; it uses other copies if there are any. If the partitions are still there, "
-        "a new backup replaces it: python -m recovery backup --check DIR DEST"
+        "a new backup replaces it: python -m recovery backup --verify DIR DEST"
     )
 
 

@@ -1,6 +1,6 @@
 """The word count of words.py, going on from the state and the position that Bytewax left.
 
-    python -m recovery import bytewax theirs db --step count=count --drop-step out
+    python -m recovery import bytewax theirs db --rename-step count=count --drop-step out
     python -m recovery run examples/bytewax/go_on.py -r db
 
 It reads the next byte of words.txt, and counts on from Bytewax's totals. Bytewax's directory is only read.

@@ -34,7 +34,7 @@ def listed(numbers: Iterable[int]) -> str:
 
 
 def moment_text(wall_ms: int) -> str:
-    """Return local time to the second with its offset from UTC, as `recovery restore --at` reads it."""
+    """Return local time to the second with its offset from UTC, as `recovery restore --timestamp` reads it."""
     return _local(wall_ms).isoformat(sep=" ", timespec="seconds")
 
 

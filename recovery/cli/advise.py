@@ -23,12 +23,8 @@ from recovery.cli.owners import ask_owners, owner_options, store_to_read
 from recovery.cli.tables import table
 from recovery.planning.advice import Advice, Option, advise, format_share
 from recovery.planning.health import DEFAULTS, Finding, format_seconds
-from recovery.planning.lag import LAG_ADVICE
-from recovery.planning.owner_facts import OWNER_ADVICE
-from recovery.report.facts import Facts, gather, known
+from recovery.report.facts import Facts, advice_of, gather, known
 from recovery.storage.store import OwnerAccess
-
-_ADVICE = {**OWNER_ADVICE, **LAG_ADVICE}
 
 
 @click.command(name="advise")
@@ -65,8 +61,7 @@ def _owners_json(facts: Facts) -> dict[str, Any]:
 
 def _missed(facts: Facts) -> list[Finding]:
     """Return the targets about owners and sources that are not met."""
-    found = (each for each in facts.health if each.where is not None or each.target.name in LAG_ADVICE)
-    return [each for each in found if each.level.severity]
+    return [each for each in facts.health if advice_of(each) is not None]
 
 
 def _text(advice: Advice, facts: Facts) -> str:
@@ -74,7 +69,7 @@ def _text(advice: Advice, facts: Facts) -> str:
     if missed := _missed(facts):
         lines += [
             style("sources and owners" if facts.owners else "sources", "bold"),
-            *(f"  {one_line(each)}. {_ADVICE[each.target.name]}" for each in missed),
+            *(f"  {one_line(each)}. {advice_of(each)}" for each in missed),
         ]
         lines.append("")
     interval = advice.interval

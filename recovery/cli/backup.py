@@ -27,6 +27,7 @@ from recovery.cli.common import (
     tell_error,
     umask_option,
 )
+from recovery.cli.config_options import config_option
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import ParsedType, option
 from recovery.cli.output_errors import of_output
@@ -86,15 +87,15 @@ class KeepType(ParsedType[KeepRule]):
         help="Store only [what changed in each partition since the previous backup]"
              "(backup.md#incremental-backups). For that, give the run a backup interval (-b) longer than the time "
              "between two backups; otherwise whole copies are stored, and the command says why.")  # fmt: skip
-@option("--takeover", is_flag=True,
+@config_option("takeover",
         help="After a restore: make DIR the [writer](backup.md#one-writer) of DEST, in place of another directory, "
              "whose backups are refused from then on.")  # fmt: skip
-@option("--lose-epochs", is_flag=True,
+@config_option("lose_epochs",
         help="Make the backup the latest one although DEST has epochs, or with --takeover newer operational state, "
              "that DIR lacks. What DIR lacks is lost; `restore --epoch` still reaches the epochs. Without "
              "--lose-epochs, the backup ends "
              "with StaleDirectoryError (53).")  # fmt: skip
-@option("--check", is_flag=True,
+@option("--verify", "check", was="--check", is_flag=True,
         help="Read each copy in full and check every digest before it is stored; a damaged copy is not stored. Objects "
              "of earlier backups that are part of the new backup are read too, and stored again if they are "
              "damaged.")  # fmt: skip

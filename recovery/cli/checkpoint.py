@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -19,15 +19,8 @@ from recovery.cli.checkpoint_into_step import StepOptions, import_step, step_opt
 from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import Summaries, directory_argument, format_size, json_option, print_json, say
 from recovery.cli.operational import directory_and
-from recovery.cli.operators import (
-    operators_text,
-    print_state,
-    session,
-    store_option,
-    timers_option,
-    variable_option,
-)
-from recovery.cli.option import option
+from recovery.cli.operators import operator_options, operators_text, print_state, session
+from recovery.cli.option import epoch_option, limit_option, option
 from recovery.cli.owners import owner_options, store_at, store_to_read
 from recovery.cli.settings import settings_options
 from recovery.operators.exporting import ExportedCheckpoint, export
@@ -35,7 +28,7 @@ from recovery.operators.held import held_files, operators_at
 from recovery.operators.importing import Imported, import_checkpoint
 from recovery.storage.store import OwnerAccess
 
-F = TypeVar("F", bound=Callable[..., Any])
+held_epoch_option = epoch_option("As of this epoch, one that `recovery status` shows as held.")
 
 
 @click.group(cls=Summaries)
@@ -48,14 +41,9 @@ def checkpoint() -> None:
     """
 
 
-def _epoch_option(function: F) -> F:
-    text = "As of this epoch, one that `recovery status` shows as held."
-    return option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest", help=text)(function)
-
-
 @checkpoint.command(name="export")
 @click.argument("words", metavar="[DIR] TO", nargs=-1)
-@_epoch_option
+@held_epoch_option
 @owner_options
 @settings_options
 @json_option
@@ -118,17 +106,11 @@ def import_(
 
 @checkpoint.command()
 @directory_argument
-@_epoch_option
-@option("--operator", type=click.IntRange(min=0), metavar="N",
-        help="Show keys and values of this operator, through Spark's own `statestore` source. Starts "
-             "Spark.")  # fmt: skip
-@store_option
-@variable_option
-@timers_option
+@held_epoch_option
+@operator_options("Show keys and values of this operator, through Spark's own `statestore` source.")
 @option("--changes-since", "since", metavar="E", type=click.IntRange(min=0),
         help="With --operator: only keys whose value differs from the value at this older epoch.")  # fmt: skip
-@option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N",
-        help="With --operator: the most rows to show, sorted.")  # fmt: skip
+@limit_option("With --operator: the most rows to show, sorted.")
 @owner_options
 @settings_options
 @json_option

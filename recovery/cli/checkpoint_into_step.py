@@ -40,7 +40,7 @@ class StepOptions(NamedTuple):
         FlowLoadError."""
         if self.step is None:
             if any(self[1:]):
-                raise click.UsageError("--map, --state, --processing-time and --dry-run need --into-step.")
+                raise click.UsageError("--map, --state-type, --processing-time and --dry-run need --into-step.")
             return None
         function = None if self.function is None else load_function(self.function)
         return IntoStep(StepId(self.step), function, self.state, self.processing_time)
@@ -62,7 +62,8 @@ def step_options(function: F) -> F:
             option("--map", "function_", metavar="MODULE:FUNCTION", without="each state as it is",
                    help="With --into-step: the function `map(key, state)` that returns the step's state of a key; None "
                         "leaves the key out. `map(key, state, times)` returns state and timeout."),
-            option("--state", metavar="COLUMNS", without="the type of what --map returns, or the job's columns",
+            option("--state-type", "state", was="--state", metavar="COLUMNS",
+                   without="the type of what --map returns, or the job's columns",
                    help="With --into-step: `state=` of the step, if those are columns or \"pickle\"."),
             option("--processing-time", is_flag=True,
                    help="With --into-step: say that the job's timeouts are `ProcessingTimeTimeout`."),

@@ -57,6 +57,12 @@ def rewind_options(function: F) -> F:
     return config_option("resume_after", help=text)(config_option("resume_epoch")(function))
 
 
+def tls_options(function: F) -> F:
+    """Add --tls-cert and --tls-key, with which this host serves others."""
+    certificate = config_option("tls_cert", help="The certificate of this host, a PEM file.", without="no TLS")
+    return certificate(config_option("tls_key")(function))
+
+
 def threshold_option(function: F) -> F:
     """Add --threshold TARGET=WARNING/CRITICAL, repeatable, or space-separated in the variable RECOVERY_THRESHOLD."""
     return config_option("thresholds")(function)

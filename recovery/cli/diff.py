@@ -15,8 +15,8 @@ from recovery.base.wording import counted
 from recovery.cli.common import json_option, print_json, say
 from recovery.cli.diff_output import differences_file
 from recovery.cli.history import SHOWN_CHANGES, difference_text
-from recovery.cli.operators import session, store_option, timers_option, variable_option, wanted_state
-from recovery.cli.option import option
+from recovery.cli.operators import operator_options, session, wanted_state
+from recovery.cli.option import limit_option, option
 from recovery.cli.owners import owner_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
@@ -73,11 +73,7 @@ class _Compares(click.Command):
 @option("--epoch-b", type=click.IntRange(min=0), metavar="E", without="the newest",
         help="B as of this epoch, one that `status` shows as held.")  # fmt: skip
 @option("--step", "steps", multiple=True, metavar="STEP", without="all", help="Compare only this step.")
-@option("--operator", type=click.IntRange(min=0), metavar="N",
-        help="Compare all keys of one of Spark's own operators instead of steps. Starts Spark.")  # fmt: skip
-@store_option
-@variable_option
-@timers_option
+@operator_options("Compare all keys of one of Spark's own operators instead of steps.")
 @option("--pattern", was="--key", metavar="GLOB", without="all",
         help="Compare only keys that match: `*` any characters, `?` one, `[abc]` one of these. Where A and B share a "
              "history, equal keys are then not counted. A key of an operator is its text if it is one text column, "
@@ -89,8 +85,7 @@ class _Compares(click.Command):
              "compared exactly.")  # fmt: skip
 @option("--ignore-field", "ignored", multiple=True, metavar="NAME",
         help="Do not compare fields of this name, at any depth.")  # fmt: skip
-@option("--limit", type=click.IntRange(min=0), default=20, show_default=True, metavar="N",
-        help="The most differences to show.")  # fmt: skip
+@limit_option("The most differences to show.", least=0)
 @option("-o", "--output-file", "output", was="--output", type=click.Path(path_type=Path),
         metavar="FILE.csv|FILE.parquet",
         help="Write all differences to this file, which appears when it is whole.")  # fmt: skip

@@ -34,8 +34,9 @@ SCRATCH = click.Path(exists=True, file_okay=False, writable=True, path_type=Path
 @click.argument("source", metavar="SRC")
 @wanted_options
 @option("--max-age", type=INTERVAL, without="any age", help="Fail (63) if the restored epoch is older than this.")
-@option("--scratch", type=SCRATCH, without="the one for temporary files",
-        help="An existing directory in which to restore.")  # fmt: skip
+@option("--scratch", type=SCRATCH, metavar="DIR", without="the one for temporary files",
+        help="Where to keep what need not survive the drill: an existing directory, into which SRC is "
+             "restored.")  # fmt: skip
 @json_option
 def drill(
     source: str, epoch: int | None, at_ms: int | None, max_age: float | None, scratch: Path | None, as_json: bool
@@ -55,7 +56,7 @@ def drill(
     from recovery.places.opening import open_place
 
     if epoch is not None and at_ms is not None:
-        raise click.UsageError("Give --epoch or --at, not both.")
+        raise click.UsageError("Give --epoch or --timestamp, not both.")
     clock = SystemClock()
     progress = CopyProgress(quiet=as_json)
     with scratch_directory("drill", scratch) as room:

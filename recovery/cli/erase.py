@@ -23,7 +23,7 @@ from recovery.cli.asking import ask
 from recovery.cli.common import DIRECTORY, directory_argument, json_option, print_json, say, tell, tell_error
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.erase_copies import NamedCopies, beside, known_copies
-from recovery.cli.option import option
+from recovery.cli.option import option, yes_option
 from recovery.cli.owners import owner_options, store_at
 from recovery.cli.tables import table
 from recovery.errors import ConfigurationError, ErasureIncompleteError
@@ -62,7 +62,7 @@ MOST_BYTES = 64 << 20
 @option("--state", "states", metavar="GLOB", multiple=True, without="no operational state",
         help="Also the [operational state](operational-state.md) whose id matches, in all environments, with what "
              "removed state has left: `*` any characters, `?` one, `[abc]` one of these.")  # fmt: skip
-@option("--place", "places", metavar="DEST", multiple=True,
+@option("--place", "places", metavar="PLACE", multiple=True,
         help="Also in this [place of backups](backup.md), which `backup` or --replicate fills: make a backup without "
              "the key, and remove those that hold it.")  # fmt: skip
 @option("--standby", "standbys", metavar="STANDBY_DIR", type=DIRECTORY, multiple=True,
@@ -72,7 +72,7 @@ MOST_BYTES = 64 << 20
         help="Take the backups that are announced at the places as killed. Of this host the command knows that itself; "
              "say it of another host if nothing of the backup runs there any more.")  # fmt: skip
 @dry_run_option("Only show where the key is found, in the places and standbys too. Works during a run.")
-@option("--yes", "-y", is_flag=True, help="Do not ask.")
+@yes_option
 @owner_options
 @json_option
 def erase_command(

@@ -30,7 +30,7 @@ EXAMPLES = {
     "checkpoint export": "checkpoint export native-db/ checkpoint/",
     "checkpoint import": "checkpoint import job/ new-db/ --flow orders",
     "checkpoint show": "checkpoint show native-db/",
-    "import bytewax": "import bytewax theirs/ ours/ --step count=count",
+    "import bytewax": "import bytewax theirs/ ours/ --rename-step count=count",
     "hwm list": "hwm list db/",
     "hwm get": "hwm get db/ orders.id",
     "hwm set": "hwm set db/ orders.id 250",

@@ -14,7 +14,7 @@ from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import format_size, format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.operational import directories
-from recovery.cli.option import option
+from recovery.cli.option import epoch_option
 from recovery.cli.owners import owner_options, store_to_read
 from recovery.planning.going_back import after_text
 from recovery.planning.resume import ResumePlan
@@ -24,8 +24,8 @@ from recovery.storage.store import OwnerAccess
 
 @click.command()
 @click.argument("words", metavar="[DIR] NEW_DIR", nargs=-1)
-@option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest that all partitions hold",
-        help="Continue from the state after this epoch; 0: from the beginning.")  # fmt: skip
+@epoch_option("Continue from the state after this epoch; 0: from the beginning.",
+              without="the newest that all partitions hold")  # fmt: skip
 @dry_run_option("Show what would be forked; write nothing.")
 @owner_options
 @json_option

@@ -12,9 +12,9 @@ from click.core import ParameterSource
 
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.wording import counted, listed, moment_text
-from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
+from recovery.cli.common import directory_argument, format_size, json_option, print_json, say
+from recovery.cli.config_options import config_option
 from recovery.cli.dry_run import dry_run_option
-from recovery.cli.option import option
 from recovery.cli.owners import owner_options, store_at
 from recovery.epochs.snapshot import SharedEpochs
 from recovery.errors import RecoveryError
@@ -42,9 +42,9 @@ class _Collected(NamedTuple):
 
 @click.command()
 @directory_argument
-@option("-b", "--backup-interval", type=INTERVAL, envvar="RECOVERY_BACKUP_INTERVAL", without="that of the last run",
-        help="Keep superseded snapshots that are younger than this.")  # fmt: skip
-@option("--discard-history", is_flag=True,
+@config_option("backup_interval", envvar="RECOVERY_BACKUP_INTERVAL", without="that of the last run",
+               help="Keep superseded snapshots that are younger than this.")  # fmt: skip
+@config_option("discard_history",
         help="Allow RECOVERY_BACKUP_INTERVAL to be shorter than the last run's backup interval. -b on the command line "
              "needs no confirmation.")  # fmt: skip
 @dry_run_option("Collect in [whole copies](clusters.md#commands-and-owners) of all partitions, which are removed "

@@ -13,7 +13,7 @@ from recovery.base.printable import one_line
 from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import format_time, json_option, print_json, say
 from recovery.cli.operational import chosen_access, state_beside, state_options
-from recovery.cli.operators import session, store_option, timers_option, variable_option, wanted_state
+from recovery.cli.operators import operator_options, session, wanted_state
 from recovery.cli.option import option
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.settings import settings_options
@@ -39,12 +39,8 @@ SHOWN_CHANGES = 5
         "--operator the text of a key of one text column, or a JSON object of the key's columns.")  # fmt: skip
 @option("--hwm", metavar="KEY", help="In place of --step and --key: a [high-water mark](#hwm), with the epochs that "
         "moved it.")  # fmt: skip
-@option("--operator", type=click.IntRange(min=0), metavar="N", help="In place of --step: one of [Spark's own operators]"
-        "(native-state.md#the-history-of-a-key). Starts Spark.")  # fmt: skip
-@store_option
-@variable_option
-@timers_option
-@option("--input", "with_input", is_flag=True, help="Show which bytes of the files of the format [`appended`]"
+@operator_options("In place of --step: one of [Spark's own operators](native-state.md#the-history-of-a-key).")
+@option("--show-input", was="--input", is_flag=True, help="Show which bytes of the files of the format [`appended`]"
         "(appended.md) the epoch of each version read.")  # fmt: skip
 @state_options
 @settings_options
@@ -58,7 +54,7 @@ def history(
     store: str | None,
     variable: str | None,
     timers: bool,
-    with_input: bool,
+    show_input: bool,
     environment: str,
     conf: dict[str, str],
     as_json: bool,
@@ -77,17 +73,17 @@ def history(
     now: dict[str, Any] = {}
     if hwm is not None:
         at = directory.store(chosen_access())
-        found = mark_history(StepTarget(at, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
+        found = mark_history(StepTarget(at, EPOCH_STEP, SystemClock()), environment, hwm, with_input=show_input)
         now = _mark_now(at, environment, hwm, found)
     elif operator is not None:
         files = directory.to_read(chosen_access()).path
-        found = _operator_history(files, wanted, str(key), conf, with_input=with_input)
+        found = _operator_history(files, wanted, str(key), conf, with_input=show_input)
         now = {"operator": operator, "store": store, "variable": variable, "timers": timers}
     else:
         assert step is not None
         assert key is not None
         at = directory.store(chosen_access())
-        found = key_history(StepTarget(at, step, SystemClock()), step, key, with_input=with_input)
+        found = key_history(StepTarget(at, step, SystemClock()), step, key, with_input=show_input)
     if as_json:
         print_json({"directory": directory.shown, **found.as_json(), **now})
         return
@@ -97,7 +93,7 @@ def history(
         say(one_line(f"set outside of epochs, {format_time(mark['changed_ms'])}: {json_text(mark['value'])}"))
     elif "now" in now:
         say("removed since, outside of epochs")
-    if with_input:
+    if show_input:
         say()
         say(_input_text(found.versions))
     say(f"held: epochs {found.oldest} to {found.newest}")

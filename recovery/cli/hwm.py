@@ -11,7 +11,7 @@ import click
 from recovery.base.wording import counted
 from recovery.cli.common import Summaries, echo_json, format_time, json_option, print_json, say, tell
 from recovery.cli.operational import directory_and, open_state, state_options
-from recovery.cli.option import option
+from recovery.cli.option import force_option, pattern_option
 from recovery.cli.tables import table
 from recovery.errors import StateNotFoundError, StateValueError
 from recovery.operational.marks import is_future
@@ -28,8 +28,7 @@ def hwm() -> None:
 
 @hwm.command(name="list")
 @click.argument("words", metavar="[DIR]", nargs=-1)
-@option("--pattern", metavar="GLOB", without="all",
-        help="Only keys that match: `*` any characters, `?` one, `[abc]` one of these.")  # fmt: skip
+@pattern_option
 @state_options
 @json_option
 def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json: bool) -> None:
@@ -68,7 +67,7 @@ def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
 
 @hwm.command(name="set", context_settings=VALUES)
 @click.argument("words", metavar="[DIR] KEY VALUE", nargs=-1, type=click.UNPROCESSED)
-@option("--force", is_flag=True, help="Allow a lower value or another type.")
+@force_option("Go on although VALUE is lower than the mark, or of another type.")
 @state_options
 @json_option
 def set_(words: tuple[str, ...], force: bool, environment: str, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import DIRECTORY, json_option, print_json, say, style
+from recovery.cli.config_options import config_option
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.option import option
 from recovery.cli.owners import receiving_options
@@ -38,14 +39,13 @@ def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...])
 @click.command()
 @click.argument("source", metavar="SRC", type=DIRECTORY)
 @click.argument("directory", metavar="DIR", type=DIRECTORY)
-@option("--step", "steps", multiple=True, metavar="THEIRS=OURS", callback=_pairs,
-        help="Take over the state of Bytewax's step THEIRS, such as count, as the state of step OURS. Each step with "
-             "state needs --step or --drop-step.")  # fmt: skip
-@option("--input", "inputs", multiple=True, metavar="THEIRS=PATH", callback=_pairs, without="Bytewax's path",
-        help="The path that the flow reads in place of Bytewax's file source THEIRS. Bytewax's own path is taken from "
+@config_option("rename_steps", was="--step", callback=_pairs,
+        help="Take over the state of Bytewax's step OLD, such as count, as the state of step NEW. Each step with state "
+             "needs --rename-step or --drop-step.")  # fmt: skip
+@option("--input", "inputs", multiple=True, metavar="SOURCE=PATH", callback=_pairs, without="Bytewax's path",
+        help="The path that the flow reads in place of Bytewax's file source SOURCE. Bytewax's own path is taken from "
              "the present directory; a DirSource needs this option.")  # fmt: skip
-@option("--drop-step", "drop_steps", multiple=True, metavar="THEIRS",
-        help="Leave out a step with state, a sink, or a source.")  # fmt: skip
+@config_option("drop_steps", help="Leave out a step of Bytewax's with state, a sink, or a source.")
 @option("--allow", multiple=True, metavar="MODULE.CLASS", without="none",
         help="A class that pickled states may build; the code of the class runs. Modules of the present directory are "
              "found.")  # fmt: skip
@@ -61,7 +61,7 @@ def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...])
 def bytewax(
     source: Path,
     directory: Path,
-    steps: dict[str, str],
+    rename_steps: dict[str, str],
     inputs: dict[str, str],
     drop_steps: tuple[str, ...],
     allow: tuple[str, ...],
@@ -86,8 +86,9 @@ def bytewax(
     with new_store(directory, access) as new:
         with CheckpointProgress(quiet=as_json) as progress:
             done = import_bytewax(
-                source, new.made, steps=steps, inputs=inputs, drop_steps=drop_steps, allow=allow, partitions=partitions,
-                flow=flow, no_older_copies=no_older_copies, dry_run=dry_run, observe=progress.observe,
+                source, new.made, steps=rename_steps, inputs=inputs, drop_steps=drop_steps, allow=allow,
+                partitions=partitions, flow=flow, no_older_copies=no_older_copies, dry_run=dry_run,
+                observe=progress.observe,
             )  # fmt: skip
         by_owner = new.bring(done.partitions, dry_run=dry_run, quiet=as_json)
     if as_json:

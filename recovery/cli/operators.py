@@ -27,22 +27,26 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def store_option(function: F) -> F:
-    """Add --store: which of an operator's stores."""
-    text = "With --operator: which of the operator's stores; of a join also `left` or `right`, the rows of that side."
-    return option("--store", metavar="NAME", without="the only one", help=text)(function)
+def operator_options(text: str) -> Callable[[F], F]:
+    """Return what adds --operator, with this help, and --store, --variable and --timers, which select a part of its
+    state."""
 
+    def added(function: F) -> F:
+        for add in (
+            option("--timers", is_flag=True,
+                   help="With --operator: the registered timers of `transformWithState`, one row each, with the time "
+                        "at which they expire, in milliseconds since 1970."),
+            option("--variable", metavar="NAME", without="the only one",
+                   help="With --operator: which state variable of `transformWithState`."),
+            option("--store", metavar="NAME", without="the only one",
+                   help="With --operator: which of the operator's stores; of a join also `left` or `right`, the rows "
+                        "of that side."),
+            option("--operator", type=click.IntRange(min=0), metavar="N", help=f"{text} Starts Spark."),
+        ):  # fmt: skip
+            function = add(function)
+        return function
 
-def variable_option(function: F) -> F:
-    """Add --variable: which state variable of transformWithState."""
-    text = "With --operator: which state variable of `transformWithState`."
-    return option("--variable", metavar="NAME", without="the only one", help=text)(function)
-
-
-def timers_option(function: F) -> F:
-    """Add --timers: the timers of transformWithState."""
-    text = "With --operator: the registered timers of `transformWithState`, one row each, with the time at which they "
-    return option("--timers", is_flag=True, help=f"{text}expire, in milliseconds since 1970.")(function)
+    return added
 
 
 def wanted_state(operator: int | None, store: str | None, variable: str | None, *, timers: bool) -> WantedState:

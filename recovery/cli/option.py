@@ -1,8 +1,10 @@
-"""Options whose help is Markdown: a terminal shows the text of its links, and docs/cli.md prints the whole."""
+"""Options whose help is Markdown: a terminal shows the text of its links, and docs/cli.md prints the whole. And the
+options that mean one thing in several commands: `text` is the help in one of them."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
@@ -10,6 +12,7 @@ import click
 from recovery.setting import without_links
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
 
@@ -56,3 +59,29 @@ class LinkedOption(click.Option):
 
 
 option = functools.partial(click.option, cls=LinkedOption)
+
+
+def epoch_option(text: str, *, without: str = "the newest") -> Callable[[F], F]:
+    """Return what adds --epoch: the state as of which epoch."""
+    return option("--epoch", type=click.IntRange(min=0), metavar="E", without=without, help=text)
+
+
+def pattern_option(function: F) -> F:
+    """Add --pattern: which ids or keys."""
+    text = "Only ids or keys that match: `*` any characters, `?` one, `[abc]` one of these."
+    return option("--pattern", metavar="GLOB", without="all", help=text)(function)
+
+
+def limit_option(text: str, *, least: int = 1) -> Callable[[F], F]:
+    """Return what adds --limit: how much to show."""
+    return option("--limit", type=click.IntRange(min=least), default=20, show_default=True, metavar="N", help=text)
+
+
+def force_option(text: str) -> Callable[[F], F]:
+    """Return what adds --force: go on where the command otherwise refuses."""
+    return option("--force", is_flag=True, help=text)
+
+
+def yes_option(function: F) -> F:
+    """Add --yes."""
+    return option("--yes", "-y", is_flag=True, help="Do not ask.")(function)

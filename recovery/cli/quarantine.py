@@ -29,8 +29,9 @@ from recovery.cli.common import (
     tell,
     write_whole,
 )
+from recovery.cli.config_options import config_option
 from recovery.cli.dry_run import dry_run_option
-from recovery.cli.option import option
+from recovery.cli.option import option, yes_option
 from recovery.cli.owners import owner_options, store_at, store_to_read
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import json_text, short
@@ -141,7 +142,7 @@ def export(directory: Path, wanted: Wanted, access: OwnerAccess, output_file: st
                 "fail; change nothing. The calls are made in this process, also during a run.")  # fmt: skip
 @option("--jars", metavar="A.jar,B.jar", help="With --dry-run: jars that the flow's sources need.")
 @option("--packages", metavar="GROUP:ARTIFACT:VERSION,...", help="With --dry-run: such jars from Maven.")
-@option("--keep-step", "keep_steps", metavar="STEP", multiple=True, help="With --dry-run: as --keep-step of the run.")
+@config_option("keep_steps", help="With --dry-run: as --keep-step of the run.")
 @settings_options
 @json_option
 def replay_(
@@ -217,7 +218,7 @@ def _tried(
 @which_options
 @option("--save", metavar="FILE", help="First write what is dropped to this file, like `export`.")
 @option("--no-save", is_flag=True, help="Do not keep what is dropped.")
-@option("--yes", "-y", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 def drop_(
     directory: Path, wanted: Wanted, access: OwnerAccess, save: str | None, no_save: bool, yes: bool, as_json: bool

@@ -22,7 +22,7 @@ from recovery.cli.common import (
     write_whole,
 )
 from recovery.cli.config_options import threshold_option
-from recovery.cli.option import option
+from recovery.cli.option import force_option, option
 from recovery.cli.owners import ask_owners, owner_options, store_to_read
 from recovery.errors import ConfigurationError
 from recovery.planning.advice import advise
@@ -35,7 +35,7 @@ from recovery.storage.store import OwnerAccess
 @directory_argument
 @option("-o", "--output-file", "output", was="--output", type=DIRECTORY, metavar="FILE", default="report.html",
         show_default=True, help="The page to write.")  # fmt: skip
-@option("--force", is_flag=True, help="Replace the page if it exists.")
+@force_option("Go on although the page exists: it is replaced.")
 @option("--keys", type=click.IntRange(min=0, max=100_000), default=10, show_default=True, metavar="N",
         help="How many of the largest keys to show; 0: none. Finding them reads the whole state.")  # fmt: skip
 @tolerate_option

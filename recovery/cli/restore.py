@@ -17,7 +17,7 @@ from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, umask_option
 from recovery.cli.dry_run import dry_run_option
-from recovery.cli.option import ParsedType, option
+from recovery.cli.option import ParsedType, epoch_option, option
 from recovery.cli.owners import receiving_options
 from recovery.cli.restore_missing import missing_to_owners
 from recovery.cli.restore_output import announcing, plan_facts, plan_text, reads_facts, reads_text
@@ -54,10 +54,11 @@ class MomentType(ParsedType[int]):
 
 
 def wanted_options(function: F) -> F:
-    """Add --epoch and --at: which state to restore, in place of the newest; the command gets `epoch` and `at_ms`."""
-    epoch = option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest that all copies share",
-                   help="Restore the state after this epoch; 0: before the first.")  # fmt: skip
-    moment = option("--at", "at_ms", type=MomentType(), metavar="TIME",
+    """Add --epoch and --timestamp: which state to restore, in place of the newest; the command gets `epoch` and
+    `at_ms`."""
+    text = "Restore the state after this epoch; 0: before the first."
+    epoch = epoch_option(text, without="the newest that all copies share")
+    moment = option("--timestamp", "at_ms", was="--at", type=MomentType(), metavar="TIME",
                     help="Restore the newest epoch closed at or before this time, such as 2026-11-21T16:30:00 (local "
                          "time), or with Z or an offset.")  # fmt: skip
     return epoch(moment(function))
@@ -102,7 +103,7 @@ def restore(
     optional. The command ignores RECOVERY_OWNERS: only the command line says where partitions go.
     """
     if epoch is not None and at_ms is not None:
-        raise click.UsageError("Give --epoch or --at, not both.")
+        raise click.UsageError("Give --epoch or --timestamp, not both.")
     wanted = RestoreOptions(epoch, at_ms, umask, dry_run)
     if missing:
         _check_missing(directory, access, wanted, lazy)
@@ -134,7 +135,7 @@ def _check_missing(directory: Path | None, access: OwnerAccess, wanted: RestoreO
     if directory is None:
         raise click.UsageError("Missing argument 'DIR': the directory of the run, which may have partitions too.")
     if lazy or wanted.epoch is not None or wanted.at_ms is not None:
-        given = "--lazy" if lazy else "--at" if wanted.epoch is None else "--epoch"
+        given = "--lazy" if lazy else "--timestamp" if wanted.epoch is None else "--epoch"
         raise click.UsageError(
             f"{given} does not go with --missing: owners get whole files, and the partitions that stay decide which "
             "epochs fit."

@@ -11,7 +11,7 @@ from recovery.base.wording import counted
 from recovery.cli.common import INTERVAL, Summaries, format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.operational import directory_and, open_state, state_options
-from recovery.cli.option import option
+from recovery.cli.option import limit_option, option
 from recovery.cli.tables import table
 from recovery.operational.results import status_of
 from recovery.operational.runs import DEAD, NODE_STATUSES, Run
@@ -47,8 +47,7 @@ def runs() -> None:
              "(operational-state.md#run-history) are accepted, in any case.")  # fmt: skip
 @option("--days", type=click.FloatRange(min=0), metavar="NUMBER", without="all",
         help="Only runs that began in this many last days.")  # fmt: skip
-@option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N",
-        help="The most runs to show, newest first.")  # fmt: skip
+@limit_option("The most runs to show, newest first.")
 @state_options
 @json_option
 def list_(

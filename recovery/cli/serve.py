@@ -10,7 +10,7 @@ import click
 
 from recovery.base.addresses import owner_place
 from recovery.cli.common import DIRECTORY, say
-from recovery.cli.config_options import FILE
+from recovery.cli.config_options import FILE, config_option, tls_options
 from recovery.cli.option import ParsedType, option
 from recovery.errors import OwnerUnreachableError
 from recovery.storage.store import OwnerAccess
@@ -34,13 +34,13 @@ class NamedDirectoryType(ParsedType[str]):
 @option("--at", metavar="[HOST]:PORT", envvar="RECOVERY_SERVE_AT",
         help="Where to listen; without a host, at the loopback interface. Another interface needs --tls-cert, or "
              "--insecure.")  # fmt: skip
-@option("--token-file", type=FILE, required=True, envvar="RECOVERY_TOKEN_FILE",
+@config_option("token_file", required=True,
         help="A file with a secret of at least 16 bytes, the same at all owners and for all who use them. The secret "
              "is never sent. A second line is accepted, too, [while the secret is "
              "replaced](owners.md#renewing).")  # fmt: skip
-@option("--tls-cert", type=FILE, without="no TLS", help="The certificate of this host, a PEM file.")
-@option("--tls-key", type=FILE, help="The key of the certificate that --tls-cert names, a PEM file.")
-@option("--scratch", type=FILE, without="inside each DIR", help="Where touched state is kept during a run.")
+@tls_options
+@config_option("scratch_directory", type=FILE, metavar="DIR", envvar=None, without="inside each DIR",
+               help="Where to keep what need not survive the run: touched state.")  # fmt: skip
 @option("--insecure", is_flag=True,
         help="Listen on another interface than loopback without TLS: states cross the network in plain "
              "text.")  # fmt: skip
@@ -51,15 +51,15 @@ class NamedDirectoryType(ParsedType[str]):
         help="Serve nothing: ask whether the owner there is ready, and whether a run has it. A probe for init systems "
              "and Kubernetes, which ends with 0, 47 (not reached, or being stopped) or 48 (another token, certificate, "
              "version or directory).")  # fmt: skip
-@option("--tls-ca", type=FILE, without="no TLS",
-        help="With --check: a PEM file of certificates that verify the owner.")  # fmt: skip
+@config_option("tls_ca", envvar=None, without="no TLS",
+               help="With --check: a PEM file of certificates that verify the owner.")  # fmt: skip
 def serve(
     directories: tuple[str, ...],
     at: str | None,
     token_file: Path,
     tls_cert: Path | None,
     tls_key: Path | None,
-    scratch: Path | None,
+    scratch_directory: Path | None,
     insecure: bool,
     metrics_at: str | None,
     check: str | None,
@@ -90,7 +90,7 @@ def serve(
         token_file=token_file,
         tls_cert=tls_cert,
         tls_key=tls_key,
-        scratch_directory=scratch,
+        scratch_directory=scratch_directory,
         insecure=insecure,
         metrics_at=metrics_at,
     )

@@ -21,28 +21,22 @@ from recovery.cli.operational import (
     open_state,
     state_options,
 )
-from recovery.cli.operators import (
-    print_state,
-    refused_operator_option,
-    store_option,
-    timers_option,
-    variable_option,
-)
-from recovery.cli.option import option
+from recovery.cli.operators import operator_options, print_state, refused_operator_option
+from recovery.cli.option import force_option, option, pattern_option
 from recovery.cli.owners import store_to_read
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import (
+    LOCKED,
     RETENTION,
     Where,
     any_key_option,
     ask_of_new_steps,
     done,
-    epoch_option,
+    held_epoch_option,
     input_option,
     json_text,
     key_option,
     named,
-    pattern_option,
     short,
     shown,
     step_option,
@@ -72,19 +66,17 @@ def state() -> None:
     """
 
 
-def operator_options(function: F) -> F:
-    """Add --operator and the options that select a part of the operator's state."""
-    operator = option("--operator", type=click.IntRange(min=0), metavar="N",
-                      help="Read the state of this operator of Spark's own, as [`checkpoint show`](#checkpoint) does. "
-                           "Starts Spark.")  # fmt: skip
-    return operator(store_option(variable_option(timers_option(settings_options(function)))))
+def native_options(function: F) -> F:
+    """Add the options that select state of Spark's own operators, and those of the Spark that reads it."""
+    text = "Read the state of this operator of Spark's own, as [`checkpoint show`](#checkpoint) does."
+    return operator_options(text)(settings_options(function))
 
 
 @state.command(name="list")
 @click.argument("words", metavar="[DIR]", nargs=-1)
 @step_option
-@operator_options
-@epoch_option
+@native_options
+@held_epoch_option
 @pattern_option
 @option("--ids", is_flag=True,
         help="Print only ids or keys, one per line. Without --step, a pipe gets only ids in any case.")  # fmt: skip
@@ -146,8 +138,8 @@ def list_(
 @click.argument("words", metavar="[DIR] [ID]", nargs=-1)
 @step_option
 @any_key_option
-@operator_options
-@epoch_option
+@native_options
+@held_epoch_option
 @state_options
 @json_option
 def get(
@@ -320,7 +312,7 @@ def clear(
 @step_option
 @refused_operator_option
 @key_option
-@option("--force", is_flag=True, help="With a step, fence a run that holds the directory's lock.")
+@force_option(f"Go on although {LOCKED}.")
 @state_options
 @json_option
 def edit(

@@ -20,7 +20,7 @@ from recovery.cli.asking import ask
 from recovery.cli.common import INTERVAL, json_option, print_json, say
 from recovery.cli.operational import chosen_access, directory_and, open_state, state_options
 from recovery.cli.operators import refused_operator_option
-from recovery.cli.option import ParsedType, option
+from recovery.cli.option import ParsedType, epoch_option, force_option, option, yes_option
 from recovery.cli.owners import store_to_read
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
 from recovery.operational.scopes import NEVER
@@ -30,6 +30,8 @@ from recovery.operational.values import parse_json
 NAMED = "a file of this machine"
 MOST_BYTES = 1 << 30
 """The most bytes of a file that is imported: the whole file is in memory."""
+LOCKED = "a run holds the directory's lock: an edit of a step fences that run"
+"""The refusal that --force of edits overrides."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -76,6 +78,11 @@ def step_option(function: F) -> F:
     return option("--step", metavar="STEP", help=text)(function)
 
 
+held_epoch_option = epoch_option(
+    "With --step or --operator: as of this epoch, one that `recovery status` shows as held."
+)
+
+
 def key_option(function: F) -> F:
     """Add --key: which key of the step."""
     return option("--key", metavar="KEY", help="With --step: the [key](file-format.md#keys) of the step.")(function)
@@ -89,24 +96,6 @@ def any_key_option(function: F) -> F:
     return option("--key", metavar="KEY", help=f"{text}or the text of a key of one column.")(function)
 
 
-def epoch_option(function: F) -> F:
-    """Add --epoch: as of which epoch."""
-    text = "With --step or --operator: the state as of this epoch, one that `recovery status` shows as held."
-    return option("--epoch", type=click.IntRange(min=0), metavar="E", without="the newest", help=text)(function)
-
-
-def pattern_option(function: F) -> F:
-    """Add --pattern: which ids or keys."""
-    text = "Only ids or keys that match: `*` any characters, `?` one, `[abc]` one of these."
-    return option("--pattern", metavar="GLOB", without="all", help=text)(function)
-
-
-def force_option(function: F, *, also: str = "") -> F:
-    """Add --force and --yes. also: what else --force does."""
-    text = f"Do not ask{also}; with a step, fence a run that holds the directory's lock."
-    return option("--yes", "-y", is_flag=True, help="Do not ask.")(option("--force", is_flag=True, help=text)(function))
-
-
 def input_option(function: F) -> F:
     """Add --input-file: where the JSON is."""
     text = "Read the JSON from a file; `-` is standard input."
@@ -115,7 +104,8 @@ def input_option(function: F) -> F:
 
 def writing_options(function: F) -> F:
     """Add the options of every command that writes states."""
-    return step_option(refused_operator_option(force_option(state_options(json_option(function)))))
+    force = force_option(f"Do not ask, and go on although {LOCKED}.")
+    return step_option(refused_operator_option(yes_option(force(state_options(json_option(function))))))
 
 
 def named(words: tuple[str, ...], step: str | None, key: str | None) -> tuple[str, Name]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import click
@@ -16,17 +15,16 @@ from recovery.base.wording import counted
 from recovery.cli.asking import ask
 from recovery.cli.common import echo_json, json_option, write_whole
 from recovery.cli.operational import directory_and, state_options
-from recovery.cli.option import option
+from recovery.cli.option import force_option, option, pattern_option, yes_option
 from recovery.cli.state_common import (
+    LOCKED,
     Where,
     ask_of_new_steps,
     done,
-    epoch_option,
-    force_option,
+    held_epoch_option,
     json_text,
     lines_of,
     naming_file,
-    pattern_option,
     shown,
 )
 from recovery.errors import CorruptStateError
@@ -51,7 +49,7 @@ from recovery.operational.targets import (
 @click.argument("words", metavar="[DIR]", nargs=-1)
 @option("--step", "steps", multiple=True, metavar="STEP",
         help="Write the states of this step of the flow instead of operational state.")  # fmt: skip
-@epoch_option
+@held_epoch_option
 @pattern_option
 @option("-o", "--output-file", metavar="FILE|-", default="-", show_default=True,
         help="Where to write; `-` is standard output. A file is replaced as a whole; a link stays a link, and a pipe "
@@ -87,7 +85,9 @@ def export(
 
 @click.command(name="import")
 @click.argument("words", metavar="[DIR] FILE|-", nargs=-1)
-@partial(force_option, also="; bring back states that were removed since they were exported")
+@yes_option
+@force_option(f"Do not ask, and go on although states were removed since they were exported: they come back; or "
+              f"although {LOCKED}.")  # fmt: skip
 @state_options
 @json_option
 def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as_json: bool) -> None:
@@ -117,7 +117,7 @@ def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as
 @click.command(name="migrate")
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@option("--force", is_flag=True, help="Overwrite states of TO that have the same id.")
+@force_option("Go on although TO holds other states: those of the same id are overwritten.")
 @pattern_option
 @json_option
 def migrate_(source: str, target: str, force: bool, pattern: str | None, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from recovery.base.wording import counted
 from recovery.cli.common import format_time, json_option, print_json, say
 from recovery.cli.dry_run import dry_run_option
 from recovery.cli.operational import directory_and, open_state, state_options
-from recovery.cli.state_common import pattern_option
+from recovery.cli.option import pattern_option
 from recovery.cli.tables import table
 
 

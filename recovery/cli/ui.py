@@ -10,7 +10,7 @@ import click
 
 from recovery.base.printable import one_line
 from recovery.cli.common import DIRECTORY, tell
-from recovery.cli.config_options import FILE, threshold_option
+from recovery.cli.config_options import FILE, threshold_option, tls_options
 from recovery.cli.option import option
 from recovery.cli.owners import owner_options
 from recovery.errors import ConfigurationError
@@ -19,7 +19,7 @@ from recovery.storage.store import OwnerAccess
 
 @click.command()
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=DIRECTORY)
-@option("--place", "places", metavar="[NAME=]ADDRESS", multiple=True, without="only what DIR notes of its backups",
+@option("--place", "places", metavar="[NAME=]PLACE", multiple=True, without="only what DIR notes of its backups",
         help="Where backups of DIR are, as of [backup](#backup): the page of copies lists them. With several DIR, each "
              "place is that of the flow of this NAME.")  # fmt: skip
 @option("--at", metavar="[HOST]:PORT", envvar="RECOVERY_UI_AT", default=":4050", show_default=True,
@@ -29,8 +29,7 @@ from recovery.storage.store import OwnerAccess
         help="A file with a secret of at least 16 bytes, which readers show: in the form of the page, or as "
              "[Authorization: Bearer](ui.md#who-gets-in). It must not be the token of the owners. A second line is "
              "accepted, too.")  # fmt: skip
-@option("--tls-cert", type=FILE, without="no TLS", help="The certificate of this host, a PEM file.")
-@option("--tls-key", type=FILE, help="The key of the certificate that --tls-cert names, a PEM file.")
+@tls_options
 @option("--prefix", metavar="/PATH", default="", without="none",
         help="What all paths begin with, for [a proxy that has other pages, too](ui.md#behind-a-proxy).")  # fmt: skip
 @option("--insecure", is_flag=True,
@@ -100,7 +99,7 @@ def place_of(names: Sequence[str], places: Sequence[str]) -> dict[str, str]:
         name = max((each for each in names if place.startswith(f"{each}=")), key=len, default=None)
         if name is None and len(names) > 1:
             raise click.UsageError(
-                f"--place {place!r:.120} is of no flow: write NAME=ADDRESS, with NAME one of {', '.join(names)}."
+                f"--place {place!r:.120} is of no flow: write NAME=PLACE, with NAME one of {', '.join(names)}."
             )
         only, address = (names[0], place) if name is None else (name, place.removeprefix(f"{name}="))
         if only in found:

@@ -334,9 +334,9 @@ def _unnamed(taken: _Taken) -> UnknownStepError:
     return UnknownStepError(
         f"{counted(len(lines), 'step')} of Bytewax {'is' if len(lines) == 1 else 'are'} not named: {'; '.join(lines)}",
         cause="The step has state, or is a sink, or a source other than of files.",
-        remedy=f"For state, give --step {state[0]}=NAME. The position of a sink, or of a source other than of files, "
-        f"cannot be taken over: leave it out with --drop-step {other[0]}, and set where the flow's source starts, such "
-        "as Kafka's startingOffsets.",
+        remedy=f"For state, give --rename-step {state[0]}=NAME. The position of a sink, or of a source other than of "
+        f"files, cannot be taken over: leave it out with --drop-step {other[0]}, and set where the flow's source "
+        "starts, such as Kafka's startingOffsets.",
     )
 
 

@@ -124,7 +124,7 @@ def gather(
         problem = error
     sizes, measures = _contents(store, found, problems)
     at = None if plan is None else Snapshot.newest(plan, store.reader)
-    operators, operator_rows = _operators(store, sizes, measures) if problem is None else (0, None)
+    operators, operator_rows = (0, None) if at is None else _operators(at, sizes, measures)
     backup, replica = last_backup(home), last_replica(home)
     behind = _behind(replica, found, now_ms)
     holder = lock_holder(home)
@@ -250,9 +250,9 @@ def _behind(replica: LastReplica | None, found: Sequence[FoundFile], now_ms: int
 
 
 def _operators(
-    store: Store, sizes: Mapping[str, Mapping[str, StepSize] | None], measures: Sequence[Measure]
+    at: Snapshot, sizes: Mapping[str, Mapping[str, StepSize] | None], measures: Sequence[Measure]
 ) -> tuple[int, int | None]:
-    """Return the number of Spark's own operators that have state, and the rows in all of them, if known.
+    """Return the number of Spark's own operators that have state in a snapshot, and the rows in all of them, if known.
 
     Reads the operators only if no step has state.
     """
@@ -260,7 +260,6 @@ def _operators(
     if CHECKPOINT_STEP not in steps or any(not step.startswith(RESERVED_PREFIX) for step in steps):
         return 0, None
     try:
-        at = store.at()
         operators = held_operators(at)
         rows = held_rows(at, measures)
     except (RecoveryError, ValueError):

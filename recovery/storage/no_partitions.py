@@ -93,7 +93,7 @@ def of_bytewax(path: Path, tables: Iterable[str]) -> tuple[str, str] | None:
     return (
         "It is a recovery partition of Bytewax.",
         f"Import Bytewax's directory as a new one: python -m recovery import bytewax {directory} NEW_DIR "
-        "--step THEIRS=OURS. This command with --dry-run writes nothing, and lists the steps.",
+        "--rename-step OLD=NEW. This command with --dry-run writes nothing, and lists the steps.",
     )
 
 

@@ -161,7 +161,8 @@ def test_errors_have_their_codes(store, tmp_path):
     call("restore", tmp_path / "nothing", tmp_path / "new", code=61)
     call("restore", tmp_path / "dest", store, code=26)
     call("restore", tmp_path / "dest", tmp_path / "new", "--epoch", 9, code=28)
-    call("restore", tmp_path / "dest", tmp_path / "new", "--at", "1969-01-01", code=28)
+    for spelling in ("--timestamp", "--at"):
+        call("restore", tmp_path / "dest", tmp_path / "new", spelling, "1969-01-01", code=28)
     assert not (tmp_path / "new").exists()
 
 
@@ -196,8 +197,8 @@ def test_mistakes_on_the_command_line(store, tmp_path):
     call("backup", store, tmp_path / "dest", "--every", "0", code=2)
     call("backup", "--prune", tmp_path / "dest", "--keep", "9" * 5000)
     call("drill", tmp_path / "dest", "--scratch", tmp_path / "nowhere", code=2)
-    call("restore", tmp_path / "dest", tmp_path / "new", "--at", "yesterday", code=2)
-    call("restore", tmp_path / "dest", tmp_path / "new", "--at", "2026-01-01", "--epoch", 1, code=2)
+    call("restore", tmp_path / "dest", tmp_path / "new", "--timestamp", "yesterday", code=2)
+    call("restore", tmp_path / "dest", tmp_path / "new", "--timestamp", "2026-01-01", "--epoch", 1, code=2)
     assert not (tmp_path / "dest").exists()
 
 

@@ -163,7 +163,7 @@ def test_one_bad_manifest_blocks_nothing(place, store_dir, tmp_path, kind, ident
     assert drilled.exit_code == 62
     assert f"{name} is damaged" in drilled.output
     work(store_dir, 1)
-    assert run(main, ["backup", "--check", str(store_dir), str(place), "--keep", "5"]).exit_code == 0
+    assert run(main, ["backup", "--verify", str(store_dir), str(place), "--keep", "5"]).exit_code == 0
     prune(DirectoryPlace(place), [KeepRule(count=1)], int(time.time() * 1000) + 3 * 86_400_000)
     assert len(list_backups(DirectoryPlace(place)).manifests) == 1
     assert time.monotonic() - began < 30

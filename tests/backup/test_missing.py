@@ -294,7 +294,7 @@ class TestTheCommand:
         finally:
             run.release()
 
-    @pytest.mark.parametrize("option", [["--lazy"], ["--epoch", 3], ["--at", "2026-01-01T00:00:00"]])
+    @pytest.mark.parametrize("option", [["--lazy"], ["--epoch", 3], ["--timestamp", "2026-01-01T00:00:00"]])
     def test_options_that_do_not_fit(self, fleet, option):
         words = ["restore", fleet.backups, fleet.directory, "--missing", *fleet.options(0)]
         assert f"{option[0]} does not go with --missing" in call(*words, *option, code=2)

@@ -210,7 +210,7 @@ class TestBackup:
         assert states(tmp_path / "new") == states(store)
 
     def test_check_finds_what_was_damaged_when_it_was_stored(self, store, tmp_path):
-        """A backup without --check takes a damaged partition as it is; one with --check does not list it again."""
+        """A backup without --verify takes a damaged partition as it is; one with --verify does not list it again."""
         alter(paths_of(store)[1], "UPDATE snaps SET ser_change = '666' WHERE step_id = 'count'")
         assert back_up(store, tmp_path / "dest").stored == 3
         with pytest.raises(CorruptPartitionError, match="do not match their digest"):

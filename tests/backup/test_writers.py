@@ -429,6 +429,6 @@ class TestCommands:
         """Is refused: an empty store is what nobody asked for."""
         saved(a, place)
         to = (tmp_path / "c",) if command == "restore" else ()
-        said = self.call(command, place, *to, "--at", "1970-01-01T00:00:00Z", code=EpochNotHeldError.exit_code)
+        said = self.call(command, place, *to, "--timestamp", "1970-01-01T00:00:00Z", code=EpochNotHeldError.exit_code)
         assert "--epoch 0" in said
         assert not (tmp_path / "c").exists()

@@ -31,7 +31,7 @@ def test_counts():
 
 
 def test_moments_carry_their_zone():
-    """So that `restore --at` reads them wherever it runs."""
+    """So that `restore --timestamp` reads them wherever it runs."""
     assert datetime.fromisoformat(moment_text(1_800_000_000_000)).timestamp() == 1_800_000_000
     assert re.fullmatch(r"\w{3} \d\d, \d\d:\d\d [+-]\d\d:\d\d", short_moment_text(1_800_000_000_000))
 

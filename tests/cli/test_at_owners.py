@@ -260,7 +260,7 @@ class TestAnImportedCheckpoint:
 class TestAnImportOfBytewax:
     """To owners without partitions, as into a new directory."""
 
-    STEPS = ("--step", "count=count")
+    STEPS = ("--rename-step", "count=count")
 
     @pytest.fixture
     def new(self, tmp_path) -> Iterator[SpreadDirectory]:

@@ -24,7 +24,7 @@ COMMANDS = [
     "serve PIPE --at 127.0.0.1:0 --token-file TOKEN",
     "run PIPE -r DIR", "run FLOW -r DIR --properties-file PIPE", "run FLOW -r PIPE",
     "checkpoint show DIR --operator 0 --properties-file PIPE", "checkpoint import PIPE DIR --flow x",
-    "import bytewax PIPE NEW --step a=b", "import bytewax THEIRS NEW --step a=b --input x=PIPE",
+    "import bytewax PIPE NEW --rename-step a=b", "import bytewax THEIRS NEW --rename-step a=b --input x=PIPE",
     "state import DIR PIPE --yes", "state merge DIR process/a/b --input-file PIPE",
     "state set DIR process/a/b --input-file PIPE --yes",
     "status PIPE", "plan PIPE", "verify PIPE", "gc PIPE", "report PIPE -o NEW", "history PIPE --step a --key b",

@@ -32,10 +32,10 @@ SECOND = {
     "init of another number": ("init db 4", "", 26, "it holds 3 recovery partitions already, and not 4"),
     "gc": ("gc db -b 0", "", 0, "collected 0 superseded rows up to epoch 5"),
     "backup --prune": ("backup --prune --keep 1 place", "backup db place; backup db place", 0, "removed 0 backups"),
-    "backup --check": ("backup db place --check", "", 0, "0 partitions stored, 3 unchanged"),
-    "drill": ("drill place", "backup db place --check", 0, "a run would begin at epoch 6"),
+    "backup --verify": ("backup db place --verify", "", 0, "0 partitions stored, 3 unchanged"),
+    "drill": ("drill place", "backup db place --verify", 0, "a run would begin at epoch 6"),
     "drill of incremental backups": (
-        "drill place", "backup db place --incremental; backup db place --incremental --check", 0, "begin at epoch 6",
+        "drill place", "backup db place --incremental; backup db place --incremental --verify", 0, "begin at epoch 6",
     ),
     "restore": ("restore place new", "backup db place", 26, "it holds part-0.sqlite3"),
     "restore --lazy": (
@@ -69,7 +69,7 @@ CHANGES = {
     "gc": r"part-\d\.sqlite3",
     "drill": r"\d+-[0-9a-f]+\.json",
     "drill of incremental backups": r"\d+-[0-9a-f]+\.json",
-    "backup --check": r"last-backup\.json|.*\.json\.gz",
+    "backup --verify": r"last-backup\.json|.*\.json\.gz",
 }
 """Files that the second time may change, though not what they hold: SQLite counts how often a file was compacted; each
 backup has a manifest, and each drill a note."""

@@ -59,7 +59,7 @@ for number in range(2):
     call("state", "list", directory, "--step", "totals")
     call("advise", directory)
     call("report", directory, "-o", dest / f"report-{number}.html")
-    call("backup", directory, dest / "backup", "--check")
+    call("backup", directory, dest / "backup", "--verify")
     call("backup", directory, dest / "backup")
     doing[0] = "end"
     run.batch()

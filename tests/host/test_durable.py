@@ -246,7 +246,7 @@ def test_everything_of_a_new_store_is_private(lax, tmp_path):
     assert run(main, ["hwm", "set", str(tmp_path / "a" / "db"), "key", "1"]).exit_code == 0
     with FileLock(tmp_path / "a" / "db" / "locks", "name", "a test", 1.0):
         pass
-    assert run(main, ["backup", "--check", str(tmp_path / "a" / "db"), str(tmp_path / "b" / "copies")]).exit_code == 0
+    assert run(main, ["backup", "--verify", str(tmp_path / "a" / "db"), str(tmp_path / "b" / "copies")]).exit_code == 0
     assert run(main, ["backup", str(tmp_path / "a" / "db"), str(tmp_path / "b" / "copies")]).exit_code == 0
     assert run(main, ["restore", str(tmp_path / "b" / "copies"), str(tmp_path / "c" / "db")]).exit_code == 0
     assert run(main, ["restore", str(tmp_path / "c" / "db"), str(tmp_path / "d" / "db")]).exit_code == 0

@@ -150,7 +150,7 @@ def test_everything_has_to_be_named(theirs, target):
         import_bytewax(theirs.directory, target, steps={})
     assert all(each in raised.value.found for each in (COUNT, SINK, "'out.txt': 5", "words.kafka, for example '0': 17"))
     assert "startingOffsets" in raised.value.remedy
-    assert f"--step {COUNT}=NAME" in raised.value.remedy
+    assert f"--rename-step {COUNT}=NAME" in raised.value.remedy
     assert "--drop-step words.kafka," in raised.value.remedy
     for wrong in ({"cuont": "count"}, {"count": "$x"}, {"count": "a", "words.count": "a"}):
         with pytest.raises((UnknownStepError, ConfigurationError)):
@@ -379,7 +379,7 @@ POINTS = [
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_the_steps_of_the_protocol(theirs, target, point):
     """Also in the threads that close the epoch."""
-    command = ["-m", "recovery", "import", "bytewax", "theirs", "ours", "--step", "count=count"]
+    command = ["-m", "recovery", "import", "bytewax", "theirs", "ours", "--rename-step", "count=count"]
     assert forks.run(command, env={**os.environ, "RECOVERY_CRASH_AT": point}).returncode == -signal.SIGKILL
     assert not target.exists()
     [left] = target.parent.glob(".ours.import-*")
@@ -396,12 +396,12 @@ def test_the_command(theirs, target):
         assert done.exit_code == code, done.output
         return done.stdout
 
-    facts = json.loads(invoke("--step", "count=count", "--dry-run", "--json"))
+    facts = json.loads(invoke("--rename-step", "count=count", "--dry-run", "--json"))
     assert (facts["written"], facts["steps"][0]["keys"], facts["sources"][0]["files"][0]["offset"]) == (False, 3, 8)
     assert not target.exists()
     invoke(code=31)
-    invoke("--step", "count", code=2)
-    printed = invoke("--step", "count=count", "--partitions", "1")
+    invoke("--rename-step", "count", code=2)
+    printed = invoke("--rename-step", "count=count", "--partitions", "1")
     assert "imported epoch 3 of theirs into ours: flow words, 1 partition" in printed
     assert "Next: python -m recovery run flow.py -r ours" in printed
     assert states(target) == STATES
@@ -566,7 +566,9 @@ def test_random_directories_of_bytewax(tmp_path):
     assert results["equal"] >= count / 3
 
 
-@pytest.mark.parametrize("words", [["--step", "count=n"], ["--step", "count=n", "--dry-run"], ["--drop-step", "count"]])
+@pytest.mark.parametrize(
+    "words", [["--rename-step", "count=n"], ["--rename-step", "count=n", "--dry-run"], ["--drop-step", "count"]]
+)
 @pytest.mark.parametrize("data", [b"}K\x01" + b"2\x86" * 45 + b"K\x01s.", b"(" * 26 + b"K\x01" + b"2l" * 26 + b"."])
 def test_states_of_endless_work(tmp_path, target, words, data):
     """Somebody made pickles of a hundred bytes that would take a year, or all memory. A step that is left out is shown

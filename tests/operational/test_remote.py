@@ -388,6 +388,20 @@ def test_a_torn_file_is_an_error_and_never_an_empty_state(files):
         lock.write_bytes(content)
 
 
+def test_a_damaged_object_is_removed_and_set_again(files):
+    """As the error says: no command can remove it, since none goes on without reading it."""
+    state = StateManager(files)
+    state.set_hwm("k", 5)
+    path = Path(files.removeprefix("file://")) / "hwm" / "state.json"
+    path.write_text("{")
+    with pytest.raises(CorruptStateError) as raised:
+        state.remove_hwm("k")
+    assert "remove it, and set the state again" in raised.value.remedy
+    path.unlink()
+    state.set_hwm("k", 1)
+    assert state.get_hwm("k") == 1
+
+
 def test_a_document_in_anothers_place_is_an_error(files):
     """A file that was copied over another is not taken for it."""
     state = StateManager(files)

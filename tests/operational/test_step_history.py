@@ -161,25 +161,25 @@ def test_the_bytes_that_an_epoch_read(store_dir):
             run.apply(batch, {"k": str(batch)})
             run.close(batch, floor=0, driver_rows={CHECKPOINT_STEP: {f"offsets/{batch}": position}})
             if batch == 0:
-                [only] = json.loads(call(store_dir, *key, "--input", "--json"))["versions"]
+                [only] = json.loads(call(store_dir, *key, "--show-input", "--json"))["versions"]
                 ranges = [{"path": "/in/a", "begin": 0, "end": 10}]
                 assert only["input"] == [{"source": "0", "ranges": ranges}, {"source": "1", "ranges": None}]
-    *_, second, third = json.loads(call(store_dir, *key, "--input", "--json"))["versions"]
+    *_, second, third = json.loads(call(store_dir, *key, "--show-input", "--json"))["versions"]
     assert second["input"][0]["ranges"] == [{"path": "/in/b", "begin": 0, "end": 5}]
     assert third["input"][0]["ranges"] == [{"path": "/in/a", "begin": 10, "end": 30}]
-    assert "/in/a" in call(store_dir, *key, "--input")
+    assert "/in/a" in call(store_dir, *key, "--show-input")
     with Driver(store_dir) as run:
         position = f'v1\n{{"batchWatermarkMs":0}}\n{offset(a=30, b=5)}\n{{"logOffset":2}}'
         run.apply(3, {"idle": "1"})
         run.close(3, floor=0, driver_rows={CHECKPOINT_STEP: {"offsets/3": position}})
     assert ["4", "0", "nothing", "-", "-"] in [
-        line.split() for line in call(store_dir, "--step", STEP, "--key", "idle", "--input").splitlines()
+        line.split() for line in call(store_dir, "--step", STEP, "--key", "idle", "--show-input").splitlines()
     ]
     assert "input" not in json.loads(call(store_dir, *key, "--json"))["versions"][0]
     with Driver(store_dir) as run:
         run.apply(4, {"k": "3"})
         run.close(4, floor=4)
-    assert "not known: the epoch before it is not held" in call(store_dir, *key, "--input")
+    assert "not known: the epoch before it is not held" in call(store_dir, *key, "--show-input")
 
 
 def test_the_position_of_an_epoch_is_read_once(store_dir, monkeypatch):
@@ -217,7 +217,7 @@ def test_a_high_water_mark(store_dir):
     state.set_hwm("orders", 12)
     assert json.loads(call(store_dir, "--hwm", "orders", "--json"))["now"]["value"] == 12
     assert "set outside of epochs" in call(store_dir, "--hwm", "orders")
-    read = [line.split() for line in call(store_dir, "--hwm", "orders", "--input").splitlines()]
+    read = [line.split() for line in call(store_dir, "--hwm", "orders", "--show-input").splitlines()]
     assert ["1", "-", "no", "stream", "-", "-"] in read
     state.remove_hwm("orders")
     assert json.loads(call(store_dir, "--hwm", "orders", "--json"))["now"] is None

@@ -377,7 +377,7 @@ def run(*arguments):
     [
         (["--map", "flow.py:moved"], 2, "need --into-step"),
         (["--dry-run"], 2, "need --into-step"),
-        (["--state", "n long"], 2, "need --into-step"),
+        (["--state-type", "n long"], 2, "need --into-step"),
         (["--processing-time"], 2, "need --into-step"),
         (["--into-step", "total", "--map", "moved"], FlowLoadError.exit_code, "does not name a function"),
         (["--into-step", "total", "--map", "none.py:moved"], FlowLoadError.exit_code, "there is no file none.py"),

@@ -84,7 +84,7 @@ def test_back_and_forth(store, place, tmp_path):
         second = json.loads(call("backup", store, place, "--json"))
         run.apply(900, {f"k{n}": '"later"' for n in range(40)})
         run.close(900)
-        third = json.loads(call("backup", store, place, "--json", "--check"))
+        third = json.loads(call("backup", store, place, "--json", "--verify"))
     assert [(made["epoch"], made["stored"]) for made in (first, second, third)] == [(5, 3), (5, 0), (6, 3)]
     listed = json.loads(call("backup", "--list", place, "--json"))
     assert [each["id"] for each in listed["backups"]] == [made["id"] for made in (first, second, third)]

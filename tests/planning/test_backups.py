@@ -215,7 +215,7 @@ class TestTimelines:
 
 
 class TestWhatIsAskedFor:
-    """--epoch and --at."""
+    """--epoch and --timestamp."""
 
     COPIES = (copy(0, held(3, 9), [ONE], collected=3), copy(1, held(2, 8), [ONE], collected=2))
 

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from recovery.base.clock import SystemClock
 from recovery.base.ids import BatchId
 from recovery.errors import ConfigurationError
+from recovery.operators.importing import import_checkpoint
 from recovery.planning.advice import advise
 from recovery.planning.health import DEFAULTS, parse_targets
 from recovery.report.facts import gather, known, largest
@@ -24,6 +26,7 @@ from recovery.storage.seam import BatchCount
 from recovery.storage.store import Store
 from recovery.values.keys import partition_of
 from recovery.values.quarantine import WAITS_MS, Entry, KeyNote, entry_key, note_key, to_text
+from tests.operators.support import place, write_job
 from tests.report.support import STARTED_MS, clock, long_history, run_epochs
 from tests.stores import STEP, Driver, pack
 
@@ -260,10 +263,16 @@ def test_the_keys_are_those_of_steps(make_store):
     assert {step for step, _, _ in found} == {"count", "sessions"}
 
 
-def test_state_of_sparks_own_operators_is_counted(make_store):
-    """A directory that took over a checkpoint has no keys of steps, and does not say that it has no state."""
+def test_state_of_sparks_own_operators_is_counted(make_store, tmp_path, monkeypatch):
+    """A directory that took over a checkpoint has no keys of steps, and does not say that it has no state. Its
+    partitions are described once."""
     directory = make_store(2)
-    facts = replace(gather(Store(directory), DEFAULTS, STARTED_MS), operator_count=1)
+    write_job(tmp_path / "job", batch=1)
+    import_checkpoint(place(tmp_path / "job"), Store(directory), "words", clock=SystemClock())
+    looks, found = [], Store.found
+    monkeypatch.setattr(Store, "found", lambda store: (looks.append(store), found(store))[1])
+    facts = gather(Store(directory), DEFAULTS, STARTED_MS)
+    assert (facts.operator_count, len(looks)) == (1, 1)
     assert "of 1 operator of Spark; rows not counted yet" in page(facts, advise(known(facts, 2), 30.0), [])
     facts = replace(facts, operator_count=2, operator_rows=1)
     assert "1 row of 2 operators of Spark" in page(facts, advise(known(facts, 2), 30.0), [])

@@ -189,7 +189,7 @@ def test_a_word_count_continues(words, feed, tmp_path, monkeypatch, real):
         assert output_of_bytewax(tmp_path) == counts_of(WORDS)
     else:
         word_count(theirs, dict(Counter(WORDS)), (tmp_path / "words.txt").stat().st_size, 3)
-    invoke("import", "bytewax", theirs, ours, "--step", "count=count", *(["--drop-step", "out"] if real else []))
+    invoke("import", "bytewax", theirs, ours, "--rename-step", "count=count", *(["--drop-step", "out"] if real else []))
     feed(LATER)
     continued, summary = words(ours, backup_interval="1h")
     assert continued == sorted(counts_of(WORDS + LATER)[len(WORDS) :])

@@ -46,7 +46,7 @@ def too_short(directory):
 
 
 CASES = [
-    (bytewax, 24, "not a recovery partition", "import bytewax DIR NEW_DIR --step THEIRS=OURS"),
+    (bytewax, 24, "not a recovery partition", "import bytewax DIR NEW_DIR --rename-step OLD=NEW"),
     (checkpoint, 20, "the checkpoint of a Spark job", "checkpoint import DIR NEW_DIR --flow NAME"),
     (other_files, 20, "but 4 other files: a.txt, b.csv, c", "a directory of their own"),
     (nothing, 20, "it holds no recovery partition: it is empty", "python -m recovery init DIR N"),

@@ -67,7 +67,7 @@ ROUTES = (
         QueryParameter("after", TEXT, "The `next` of the answer before."), LIMIT, EPOCH)),
     ApiRoute("steps/{step}/keys/{key}", key_facts, "KeyAnswer", "The state of a key.", (EPOCH,)),
     ApiRoute("steps/{step}/history/{key}", history_facts, "HistoryAnswer",
-             "The versions of a key that are held: `history --json --input`."),
+             "The versions of a key that are held: `history --json --show-input`."),
     ApiRoute("compare", compare_facts, "CompareAnswer", "Two epochs, or two flows, compared: `diff --json`.", (
         QueryParameter("epoch_a", EPOCH_NUMBER, "A as of this epoch; without: the newest."),
         QueryParameter("epoch_b", EPOCH_NUMBER, "B as of this epoch; without: the newest."),

@@ -48,10 +48,10 @@ def key_facts(flow: ShownFlow, step: str, key: str, *, epoch: int | None = None)
 
 
 def history_facts(flow: ShownFlow, step: str, key: str) -> dict[str, Any]:
-    """Return what `history --json --input` prints, of the newest versions, as many as an answer has: {"step", "key",
-    "oldest_epoch", "newest_epoch", "versions", "left_out"}. The value of a version is shown as in `key_facts`, and the
-    newest `INPUTS` versions have the input of their epochs. Raises StateNotFoundError for a step or key without any
-    version."""
+    """Return what `history --json --show-input` prints, of the newest versions, as many as an answer has: {"step",
+    "key", "oldest_epoch", "newest_epoch", "versions", "left_out"}. The value of a version is shown as in `key_facts`,
+    and the newest `INPUTS` versions have the input of their epochs. Raises StateNotFoundError for a step or key without
+    any version."""
 
     def read(look: Look, at: Snapshot) -> dict[str, Any]:
         target = StepTarget(look.store, step, flow.clock, at=at)

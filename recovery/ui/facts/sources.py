@@ -20,7 +20,7 @@ def source_facts(flow: ShownFlow) -> dict[str, Any]:
     """Return {"sources": […], "input", "lag", "sink"} as of the newest epoch.
 
     sources: {"source", "position"}: the number of the source in the plan, and its position as Spark records it. input:
-    what the newest epoch read, as in `history --json --input`; None: not known. lag: as in `status --json`. sink:
+    what the newest epoch read, as in `history --json --show-input`; None: not known. lag: as in `status --json`. sink:
     {"note", "work"}: what the sink has recorded with the epoch, and what it has done since the epoch before; None: it
     records or counts nothing.
     """

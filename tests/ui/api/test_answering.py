@@ -99,7 +99,7 @@ def test_answers_are_those_of_the_commands(store):
     assert sorted(plan.pop("files"), key=str) == sorted(planned["files"], key=str)
     assert planned["planned"] == plan
     assert planned["problem"] is None
-    past = printed("history", store, "--step", STEP, "--key", "k1", "--input")
+    past = printed("history", store, "--step", STEP, "--key", "k1", "--show-input")
     found = ask(flows, f"steps/{STEP}/history/k1").facts
     rows = zip(past["versions"], found["versions"], strict=True)
     assert all(row.items() <= each.items() for row, each in rows)

@@ -514,7 +514,7 @@ def test_places_of_several_flows(make_store, tmp_path):
     """Each by the name of its flow; one of no flow, and two of one, are refused with what to write."""
     one, two = make_store(1), make_store(1)
     for given, message in (
-        ([tmp_path / "copies"], f"is of no flow: write NAME=ADDRESS, with NAME one of {one.name}, {two.name}."),
+        ([tmp_path / "copies"], f"is of no flow: write NAME=PLACE, with NAME one of {one.name}, {two.name}."),
         ([f"{one.name}=a", f"{one.name}=b"], f"names two places of '{one.name}'"),
     ):
         options = [part for each in given for part in ("--place", str(each))]
