@@ -114,3 +114,12 @@ def labels(places: SourcePlaces, log: OffsetLog) -> list[str]:
 def ticking(places: SourcePlaces, log: OffsetLog) -> set[str]:
     """Return the labels of tick sources, whose offsets mean nothing after a restart."""
     return {label for label, tick in zip(labels(places, log), places.ticks, strict=True) if tick}
+
+
+def is_tick(offset: str) -> bool:
+    """Return whether an offset is one of a tick source."""
+    try:
+        found = msgspec.json.decode(offset)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.keys() == {"tick_ms"}

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from recovery.base.ids import NO_BATCH
-from recovery.checkpoint.offsets import NO_TICK, NOTHING_READ
+from recovery.checkpoint.offsets import NO_TICK, NOTHING_READ, is_tick
 from recovery.checkpoint.position import HEADER_LINES, ONE_LINE_EACH, missing_entry
 from recovery.checkpoint.restore import RestoredCheckpoint
 from recovery.checkpoint.source_matching import match_sources, match_starts
@@ -129,7 +129,7 @@ def _check_labels(before: Iterable[str], places: SourcePlaces) -> None:
 def _inferred(offsets: Sequence[str], places: SourcePlaces) -> SourcePlaces:
     """Infer the places from the recorded lines. If the flow now has as many places, the recorded places are the flow's;
     a single source is read wherever its flow reads."""
-    ticks = [*map(_is_tick, offsets)]
+    ticks = [*map(is_tick, offsets)]
     now = [source for source, tick in zip(places.ids, places.ticks, strict=True) if not tick]
     count = ticks.count(False)
     sources = iter(now if count == len(now) else range(count))
@@ -170,15 +170,7 @@ def _move(
 
 
 def _but_ticks(line: str) -> str:
-    return NO_TICK if _is_tick(line) else line
-
-
-def _is_tick(line: str) -> bool:
-    try:
-        found = msgspec.json.decode(line)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and found.keys() == {"tick_ms"}
+    return NO_TICK if is_tick(line) else line
 
 
 def texts_by_name(text: object) -> dict[str, str]:

@@ -132,6 +132,8 @@ def migrate_(source: str, target: str, force: bool, pattern: str | None, as_json
 
 
 def _import_documents(target: DocumentTarget, found: list[ExportedState], yes: bool, force: bool) -> Callable[[], str]:
+    # Earlier versions exported them, too.
+    found = [each for each in found if not target.is_of_store(str(each.id))]
     lasting = [each for each in found if not target.has_expired(each.facts)]
     removed = target.removed()
     stale = [e.id for e in lasting if e.id is not None and removed.get(e.id, 0) > e.generation]

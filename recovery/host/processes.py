@@ -58,8 +58,10 @@ def as_holder(purpose: str, **more: Any) -> dict[str, Any]:
 
 
 def describe_holder(holder: Any) -> str:
-    """Return a message's description of a lock's holder, which wrote `holder`."""
+    """Return a message's description of a lock's holder, which wrote `holder`, or of whom nothing is known."""
     try:
+        if holder["pid"] is None:
+            return "another process"
         host, noted = holder["host"], holder.get("process")
         elsewhere = noted is not None and host == socket.gethostname() and not is_visible(host, noted)
         where = f"{host}{', in another container' * elsewhere}"

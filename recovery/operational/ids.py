@@ -27,6 +27,8 @@ from recovery.errors import ConfigurationError, shown
 from recovery.operational.values import is_text
 
 StateId = str
+OF_STORE = frozenset({"rewinds", "origin"})
+"""Documents that say what a store is and what it was asked: nobody lists, changes, exports or moves them."""
 
 
 def join(*parts: str) -> StateId:

@@ -23,6 +23,7 @@ from recovery.operational.scopes import (
     previous_run,
     split,
     valid_content,
+    values_of,
 )
 
 T = TypeVar("T")
@@ -99,9 +100,8 @@ class KeyedState:
 
     def items(self) -> dict[str, Any]:
         """Return all values by key."""
-        found = {unescape(split(d.state_id)[2][-1]): d for d in self._documents()}
-        states = {key: ScopedState(self._backend, self._clock, each.state_id) for key, each in found.items()}
-        return {key: state.get() for key, state in states.items() if state.exists}
+        found = values_of(self._documents(), self._clock.wall_ms())
+        return {unescape(split(state_id)[2][-1]): value for state_id, value in found.items()}
 
     def clear(self, *, all_map_indices: bool = False) -> int:
         """Remove all keys; returns how many keys there were. In a recovery directory this is one transaction.

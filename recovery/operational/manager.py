@@ -220,9 +220,8 @@ class StateManager:
     def process_states(self, namespace: str) -> dict[str, Any]:
         """Return the values of all processes of exactly this namespace, by name."""
         prefix = self.prefix + scopes.process_id(namespace, "").removesuffix("%")
-        found = {d.state_id[len(prefix) :]: d.state_id for d in self.backend.list(prefix) if d.content is not None}
-        states = {unescape(name): ScopedState(self.backend, self._clock, each) for name, each in found.items()}
-        return {name: state.get() for name, state in states.items() if state.exists}
+        found = scopes.values_of(self.backend.list(prefix), self._clock.wall_ms())
+        return {unescape(state_id.removeprefix(prefix)): value for state_id, value in found.items()}
 
     def task_state_store(
         self,

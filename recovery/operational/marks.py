@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -251,9 +251,11 @@ def is_future(value: Any, now: datetime) -> bool:
 
 
 def comparable(value: Any) -> Any:
-    """Return a value whose comparisons are those of marks: a moment in UTC. Two moments of one zone are compared by
-    Python as what its clocks show, and in autumn the clocks show an hour twice."""
-    return value.astimezone(UTC) if isinstance(value, datetime) and value.utcoffset() is not None else value
+    """Return a value whose comparisons are those of marks: a moment with its offset alone. Two moments of one zone are
+    compared by Python as what its clocks show, and in autumn the clocks show an hour twice. In UTC, a moment at the end
+    of the year 9999 may have no date."""
+    offset = value.utcoffset() if isinstance(value, datetime) else None
+    return value if offset is None else value.replace(tzinfo=timezone(offset))
 
 
 def is_same_mark(before: Any, after: Any) -> bool:

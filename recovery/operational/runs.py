@@ -245,6 +245,7 @@ class RunRecorder:
         self.run = run
         self._backend = backend
         self._clock = clock
+        self._began_s = clock.elapsed_s()
         self._state_id = state_id
         self._lock = threading.Lock()
         self._writing = threading.Lock()
@@ -287,10 +288,12 @@ class RunRecorder:
             return
 
         def ended(run: Run) -> Run:
+            took_ms = round((self._clock.elapsed_s() - self._began_s) * 1000)
             return replace(
                 run,
                 status=status if error is None else FAILED,
-                ended_ms=max(self._clock.wall_ms(), run.started_ms),
+                # A run that comes after one whose clock was ahead began later than this clock says.
+                ended_ms=max(self._clock.wall_ms(), run.started_ms + took_ms),
                 error=None if error is None else _shown(error),
                 details={**run.details, **details},
             )

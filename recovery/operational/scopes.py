@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -166,6 +166,13 @@ def valid_content(document: Document | None, now_ms: int) -> Any:
             remedy="Remove the state: python -m recovery state clear DIR ID",
         )
     return None if expires_ms is not None and expires_ms <= now_ms else content
+
+
+def values_of(documents: Iterable[Document], now_ms: int) -> dict[StateId, Any]:
+    """Return the values that documents hold, by id; without those that were removed or whose retention has passed.
+    Raises StateValueError for a document in another form."""
+    found = ((document.state_id, valid_content(document, now_ms)) for document in documents)
+    return {state_id: from_json(content["value"]) for state_id, content in found if content is not None}
 
 
 def has_expired(document: Document, now_ms: int) -> bool:

@@ -17,7 +17,7 @@ from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundE
 from recovery.operational import marks, scopes
 from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.closed_marks import changing_marks, settle, settled_marks, standing_marks
-from recovery.operational.ids import check, matches
+from recovery.operational.ids import OF_STORE, check, matches
 from recovery.operational.keyed import is_keyed
 from recovery.operational.runs import read_run
 from recovery.operational.steps.step_edits import edit_states
@@ -180,9 +180,23 @@ class DocumentTarget:
         documents = sorted((found | settled_marks(self._backend, found)).items())
         named = {each.removeprefix(self._prefix): one for each, one in documents if each.startswith(self._prefix)}
         # Ids that begin with @ belong to environments; neither the plain environment nor another one shows them.
-        return {name: document for name, document in named.items() if not name.startswith("@")}
+        return {
+            name: document
+            for name, document in named.items()
+            if not name.startswith("@") and document.state_id not in OF_STORE
+        }
+
+    def is_of_store(self, name: str) -> bool:
+        """Whether a document of this name says what the store is: it is none of the operational state."""
+        return f"{self._prefix}{name}" in OF_STORE
 
     def _id(self, name: Name) -> str:
+        if self.is_of_store(str(name)):
+            raise ConfigurationError(
+                f"{name!r:.120} cannot be a state id here",
+                cause="The store keeps there which runs went back in it, or which store it was made from.",
+                remedy="Choose another id.",
+            )
         if check(str(name)).startswith("@"):
             raise ConfigurationError(
                 f"{name!r:.120} cannot be a state id here",

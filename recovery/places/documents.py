@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar, TypeVar
@@ -18,6 +18,9 @@ from recovery.places.protocol import LARGEST, Conflict, FoundObject, Token
 from recovery.places.secrets import Secrets
 
 T = TypeVar("T")
+
+_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
+"""How a store says that the bucket is missing, and not the object."""
 
 
 class BucketDocuments:
@@ -73,20 +76,23 @@ class BucketDocuments:
 
     def get(self, path: str) -> FoundObject | None:
         def get() -> FoundObject | None:
-            try:
-                found = self._api.get(self._store, self._prefix + path)
-                if found.meta["size"] > LARGEST:
-                    raise self._failures.kind(f"{path} is larger than {LARGEST:,} bytes", path=self._failures.shown)
-                return FoundObject(bytes(found.bytes()), _token(found.meta))
-            except FileNotFoundError:
-                return None
+            found = self._api.get(self._store, self._prefix + path)
+            if found.meta["size"] > LARGEST:
+                raise self._failures.kind(f"{path} is larger than {LARGEST:,} bytes", path=self._failures.shown)
+            return FoundObject(bytes(found.bytes()), _token(found.meta))
 
-        return self._ask(get)
+        return self._ask(get, lambda _: None)
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
         mode = "create" if expected is None else expected
+
+        def removed(error: FileNotFoundError) -> Token:
+            # S3 answers 404, and not 412, where the object was removed since it was read.
+            raise Conflict(self._failures.secrets.scrubbed(error)) from None
+
         return self._ask(
-            lambda: _token(self._api.put(self._store, self._prefix + path, content, mode=mode, use_multipart=False))
+            lambda: _token(self._api.put(self._store, self._prefix + path, content, mode=mode, use_multipart=False)),
+            None if expected is None else removed,
         )
 
     def paths(self, prefix: str) -> list[str]:
@@ -95,19 +101,21 @@ class BucketDocuments:
         return sorted(each["path"].removeprefix(self._prefix) for each in found)
 
     def delete(self, path: str) -> None:
-        def delete() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                self._api.delete(self._store, self._prefix + path)
+        self._ask(lambda: self._api.delete(self._store, self._prefix + path), lambda _: None)
 
-        self._ask(delete)
-
-    def _ask(self, call: Callable[[], T]) -> T:
+    def _ask(self, call: Callable[[], T], missing: Callable[[FileNotFoundError], T] | None = None) -> T:
+        """Return what a call does. missing: what to do if there is no such object; a bucket that is missing is an
+        error: nobody may take it for an empty one."""
         self._check_process()
         errors = self._api.exceptions
         try:
             return call()
         except RecoveryError:
             raise
+        except FileNotFoundError as error:
+            if missing is None or _NO_BUCKET.search(str(error)):
+                raise self._failures.of_service(error) from None
+            return missing(error)
         except (errors.AlreadyExistsError, errors.PreconditionError) as error:
             raise Conflict(self._failures.secrets.scrubbed(error)) from None
         except Exception as error:

@@ -33,6 +33,7 @@ from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.owner_facts import OWNER_ADVICE, SeenOwner, owner_findings
 from recovery.planning.replica import ReplicaLag, Shipped, lag_of
 from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.strays import file_name
 from recovery.planning.values import ClosedEpoch, FoundFile, PartitionDescription
 from recovery.storage.lock import lock_holder
 from recovery.storage.origin import Origin
@@ -87,6 +88,11 @@ class Facts:
     def described(self) -> list[PartitionDescription]:
         """The partitions that could be read."""
         return [file.description for file in self.found if file.description is not None]
+
+    @property
+    def in_place(self) -> list[PartitionDescription]:
+        """The partitions that could be read and have their own names: copies beside them do not count."""
+        return [each for each in self.described if _is_in_place(each)]
 
     @property
     def steps(self) -> dict[str, StepSize]:
@@ -227,7 +233,7 @@ def _contents(
         if file.description is None:
             problems.append(f"{file.path.name}: {file.error.found if file.error else 'it cannot be read'}")
             continue
-        if file.path.name != f"part-{file.description.index}.sqlite3":
+        if not _is_in_place(file.description):
             continue
         try:
             reader = store.reader(file.description)
@@ -238,6 +244,10 @@ def _contents(
             sizes.setdefault(file.path.name, None)
             problems.append(f"{file.path.name}: {error.found if isinstance(error, RecoveryError) else error}")
     return sizes, measures
+
+
+def _is_in_place(description: PartitionDescription) -> bool:
+    return description.path.name == file_name(description.index)
 
 
 def _behind(replica: LastReplica | None, found: Sequence[FoundFile], now_ms: int) -> ReplicaLag | None:
@@ -292,7 +302,7 @@ def largest(
     it takes too long. Raises LookLimitError.
     """
     states: list[tuple[str, str, int]] = []
-    for description in facts.described:
+    for description in facts.in_place:
         check()
         try:
             states += store.reader(description).largest(limit)
@@ -329,7 +339,7 @@ def advice_of(finding: Finding) -> str | None:
 
 def known(facts: Facts, cores: int) -> Known:
     """Return the input of `advise`."""
-    described = facts.described
+    described = facts.in_place
     runs = sorted((run for d in described for run in d.executions), key=lambda run: run.number)
     count = max((d.count for d in described), default=1)
     return Known(

@@ -10,6 +10,7 @@ from recovery.backup.drills import drill_text
 from recovery.base.version import installed_version
 from recovery.base.wording import age_s, ago, counted, moment_text
 from recovery.errors import with_path
+from recovery.host.processes import describe_holder
 from recovery.planning.advice import Advice
 from recovery.planning.going_back import after_text
 from recovery.planning.health import Finding, Level, format_bytes, format_seconds, worst
@@ -88,8 +89,7 @@ def _header(facts: Facts, title: str) -> str:
     said = "damaged" if facts.problems else "cannot be resumed" if facts.problem else word.get(level, "warning")
     running = ""
     if facts.holder:
-        holder = facts.holder
-        running = f" · in use by process {escaped(holder['pid'])} on {escaped(holder['host'])}"
+        running = f" · in use by {escaped(describe_holder(facts.holder))}"
     partitions = counted(count, "partition")
     notes = [facts.origins[0].text(moment_text)] if facts.origins else []
     notes += [f"{name} is a link to {real}" for name, real in facts.links.items()]

@@ -22,6 +22,7 @@ import contextlib
 import errno
 import re
 import secrets
+from bisect import insort
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -165,7 +166,7 @@ class HadoopDisk(Disk):
     def _add(self, path: Path, number: int, level: int, data: bytes) -> None:
         name = f".{path.name}.{number:08}-{level}-{secrets.token_hex(4)}"
         self._put(path.with_name(name), data)
-        self._segments[path] = sorted([*self._segments[path], name])
+        insort(self._segments[path], name)
 
     def _put(self, path: Path, data: bytes) -> None:
         """Give a name that is not taken to a file with this content: whole, or not at all."""

@@ -45,7 +45,7 @@ from pathlib import Path
 from recovery.base import faults
 from recovery.base.ids import Lease
 from recovery.base.printable import one_line
-from recovery.errors import LeaseLostError, OutputMismatchError
+from recovery.errors import LeaseLostError, OutputMismatchError, RecoveryError
 from recovery.hadoop.reports import PATIENCE_S, check_reported
 from recovery.sinks.disk import Disk
 from recovery.sinks.manifest import (
@@ -59,6 +59,7 @@ from recovery.sinks.manifest import (
     check_waiting,
     decode_entry,
     decode_manifest,
+    decode_note,
     decode_owner,
     encode,
     plan_output,
@@ -111,6 +112,8 @@ class OutputDirectory:
         with self._translated():
             for each in (self.path, self._hidden, self._prepared):
                 self._disk.check_writable(each)
+            if self._fresh and resume.note is not None:
+                self._check_former(resume.note, resume)
             return self._plan(self.find(), resume)
 
     def rollback(self, resume: Resume) -> None:
@@ -317,6 +320,29 @@ class OutputDirectory:
         check_from = 0 if self._check_all else resume.floor + 1
         shown = self._disk.shown(self.path)
         return plan_output(found, resume, format=self._format, path=shown, fresh=self._fresh, check_from=check_from)
+
+    def _check_former(self, text: str, resume: Resume) -> None:
+        """Raise OutputMismatchError if the directory of the flow's former output, on this file system, lacks the newest
+        closed epoch: nobody would publish it any more."""
+        system = self._disk.shown(Path("/"))
+        try:
+            note = decode_note(text)
+            former = Path("/", note.path.removeprefix(system))
+            if former == self.path or not note.path.startswith(system):
+                return
+            found = OutputDirectory(former, self._format, fresh=False, check_all=False, disk=self._disk).find()
+        except RecoveryError:
+            # Of another kind of sink, damaged, or out of reach.
+            return
+        owner, published = found.owner, {entry.digest for entry in found.entries}
+        is_own = owner is not None and resume.shares(owner.store, owner.formers)
+        if is_own and note.digest in {entry.digest for entry in found.prepared} - published:
+            raise OutputMismatchError(
+                f"a new output would begin, and closed epoch {note.epoch} is not published in {note.path} yet",
+                path=self._disk.shown(self.path),
+                cause="The last run was killed between closing the epoch and publishing it.",
+                remedy=f"Run the flow once with its former sink, FileSink({note.path!r}), and no new input.",
+            )
 
     def _publish(self, entry: ManifestEntry, waiting: list[OutputFile]) -> None:
         # 1

@@ -64,6 +64,11 @@ WHERE epoch > (SELECT min(epoch) FROM epochs)
 """
 
 
+OLDER = "epoch < (SELECT max(epoch) FROM epochs WHERE epoch <= ?)"
+"""Epochs in whose place a later one counts, for whoever goes back to an epoch that is not below the given one. Epochs
+without records are not in the file, so the one that counts may be below the given one."""
+
+
 class KeptRecords:
     """The records of one sink. A file that is not there has no epochs. Raises CorruptPartitionError or StorageError.
 
@@ -169,11 +174,11 @@ class KeptRecords:
     def collect(self, floor: int) -> None:
         """Forget what is needed only to go back to an epoch below `floor`."""
         connection = self._connection
-        if not rows(connection, "SELECT 1 FROM epochs WHERE epoch < ? LIMIT 1", (floor,)):
+        if not rows(connection, f"SELECT 1 FROM epochs WHERE {OLDER} LIMIT 1", (floor,)):
             return
         with translated(self.path), transaction(connection):
             connection.execute("DELETE FROM replaced WHERE epoch <= ?", (floor,))
-            connection.execute("DELETE FROM epochs WHERE epoch < ?", (floor,))
+            connection.execute(f"DELETE FROM epochs WHERE {OLDER}", (floor,))
 
     def close(self) -> None:
         """Close the file; a later call opens it again."""

@@ -288,6 +288,28 @@ def test_a_snapshot_that_is_held_may_be_removed(query, tmp_path):
     assert query.restored(tmp_path / "again") >= {f"{store}/1.zip", f"{store}/SSTs/1-a.sst", f"{store}/3.changelog"}
 
 
+def test_a_share_that_shows_a_store_late(query):
+    """The first look lacks a store that a task on another host has made: the next look takes it."""
+
+    class Share(LocalHome):
+        shared = True
+        looks = 0
+
+        def listing(self, directory):
+            directories, names = super().listing(directory)
+            if directory == "state/0/1":
+                self.looks += 1
+                return [name for name in directories if name != "right" or self.looks > 1], names
+            return directories, names
+
+    query.capture = Capture(Share(query.checkpoint), {}, staging=query.staging)
+    log(query.checkpoint, 0)
+    stores = [f"state/0/{partition}/{side}" for partition in range(2) for side in ("left", "right")]
+    for store in stores:
+        delta(query, 1, store=store)
+    assert {f"{store}/1.delta" for store in stores} <= query.close(0).keys()
+
+
 def test_state_that_disappears_is_an_error(query):
     """It is not taken for state that is not needed any more."""
     log(query.checkpoint, 0)

@@ -365,6 +365,23 @@ def test_positions_without_ticks(make_store):
     assert "A and B are at the same position" in run_diff(*made, code=0)
 
 
+def test_positions_of_sources_with_names(make_store):
+    """Names that the flow's code gives sources are in the log of offsets alone."""
+    made = []
+    for read in (7, 9):
+        lines = ["v2", "{}", '0:{"tick_ms": 5}', f'orders:{{"logOffset":{read}}}']
+        directory = make_store(2)
+        with Driver(directory) as run:
+            run.apply(0, {"same": "0"})
+            places = {PLACES_KEY: places_of(range(2), [True, False]).to_text()}
+            run.close(0, driver_rows={CHECKPOINT_STEP: {"offsets/0": "\n".join(lines)}, SOURCES_STEP: places})
+        made.append(directory)
+    text = run_diff(*made, code=0)
+    assert "A and B are at different positions" in text
+    assert "orders" in text
+    assert "tick_ms" not in text
+
+
 def test_mistakes(pair, tmp_path):
     """Each an error of its own exit code; nothing is written."""
     run_diff(*pair, "--step", "other", code=44)

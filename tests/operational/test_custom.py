@@ -76,6 +76,27 @@ def test_a_store_that_cannot_answer():
         StateManager(backend=Silent(), retry=IMPATIENT).get_hwm("orders")
 
 
+def test_each_value_of_a_scope_is_read_once():
+    """Whoever asks for all values of a scope sees none that is removed meanwhile as None."""
+
+    class Counting(Memory):
+        gets = 0
+
+        def get(self, path):
+            self.gets += 1
+            return super().get(path)
+
+    store = Counting()
+    state = StateManager(backend=store)
+    for number in range(5):
+        state.task_state_store("d", "t", "r").set(f"k{number}", number)
+        state.process_state("p", f"n{number}").set(number)
+    store.gets = 0
+    assert state.task_state_store("d", "t", "r").items() == {f"k{number}": number for number in range(5)}
+    assert state.process_states("p") == {f"n{number}": number for number in range(5)}
+    assert store.gets == 10
+
+
 def test_what_is_no_store_is_refused():
     class Torn(Memory):
         def get(self, path):

@@ -57,6 +57,16 @@ def test_keys_of_a_scope(manager):
         store.get("")
 
 
+def test_keys_under_long_names(manager):
+    """In a path, a character of another alphabet takes nine: what has the longest names is found as well."""
+    dag, task, run, key, environment = (text * 13 for text in "あいうえお")
+    store = manager(environment=environment).task_state_store(dag, task, run)
+    store.set(key, 1)
+    store.set("k", 2)
+    assert store.items() == {"k": 2, key: 1}
+    assert (store.clear(), store.get(key)) == (2, None)
+
+
 def test_mapped_instances_are_cleared_together_on_request(manager):
     """Otherwise each instance clears its own keys."""
     state = manager()

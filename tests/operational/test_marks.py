@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
@@ -19,6 +19,9 @@ from tests.operational.support import HOUR_MS, SetClock
 
 MOMENT = datetime(2024, 5, 1, 12, tzinfo=ZoneInfo("Europe/Berlin"))
 NAIVE = MOMENT.replace(tzinfo=None)
+END_OF_TIME = datetime.max.replace(tzinfo=ZoneInfo("America/New_York"))
+START_OF_TIME = datetime.min.replace(tzinfo=ZoneInfo("Asia/Tokyo"))
+"""Moments that have no date in UTC."""
 
 
 @pytest.fixture
@@ -46,7 +49,8 @@ def test_a_mark_keeps_its_type(state, store_dir, value):
 @pytest.mark.parametrize(
     ("before", "after"),
     [(5, 4), (5, 4.5), (Decimal(5), 4), ("b", "a"), (True, False), (date(2024, 1, 2), date(2024, 1, 1)), (b"b", b"a"),
-     (MOMENT, datetime(2024, 5, 1, 9, 59, tzinfo=UTC)),
+     (MOMENT, datetime(2024, 5, 1, 9, 59, tzinfo=UTC)), (END_OF_TIME, END_OF_TIME - timedelta(seconds=1)),
+     (END_OF_TIME, MOMENT), (MOMENT, START_OF_TIME),
      (5, "6"), (1, True), (date(2024, 1, 1), NAIVE), (MOMENT, NAIVE)],
     ids=str,
 )  # fmt: skip

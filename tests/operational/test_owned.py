@@ -102,6 +102,19 @@ def test_a_writer_in_the_way_is_reported_after_the_attempts(there, store_dir):
     there.update({"one": lambda _: 1})
 
 
+def test_a_change_that_refuses_is_not_made_again(there):
+    """As for a state that was changed since a command read it: the caller waits for nobody."""
+    made = []
+
+    def refuse(_):
+        made.append(1)
+        raise StateLockedError("it was changed meanwhile")
+
+    with pytest.raises(StateLockedError, match="it was changed meanwhile"):
+        there.update({"one": refuse})
+    assert len(made) == 1
+
+
 def test_a_run_history(there, here):
     clock = SetClock()
     run = RunHistory(there, clock).begin("words", "flow", {"execution": 1})

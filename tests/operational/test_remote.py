@@ -32,6 +32,7 @@ from recovery.operational.backends.open import open_backend
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.places.directory import DirectoryDocuments
 from recovery.places.protocol import Conflict
+from tests.backup.emulators import BUCKET
 from tests.faults.minirun import wait_until_frozen
 from tests.forks import run_code
 from tests.operational.emulators import store
@@ -108,6 +109,39 @@ def test_the_same_verbs_on_every_store(place):
     assert state.process_state("a", "a").delete()
     assert not again.process_state("a", "a").exists
     assert state.history.clean(0) == []
+
+
+def test_a_bucket_that_is_missing_is_never_taken_for_empty(stores):
+    """With a misspelt name, the next load would begin at the beginning."""
+    if stores.kind == "file":
+        pytest.skip("a directory has a test of its own")
+    state = StateManager(stores.place("p").replace(f"://{BUCKET}", "://nosuchbucket"), retry=IMPATIENT)
+    for verb in (
+        lambda: state.get_hwm("k"),
+        lambda: state.list_hwms(),
+        lambda: state.list_runs(),
+        lambda: state.set_hwm("k", 1),
+        lambda: state.backend.forget(["hwm"]),
+        lambda: state.lock("l").__enter__(),
+    ):
+        with pytest.raises(StateBackendError):
+            verb()
+
+
+def test_a_document_that_is_forgotten_while_it_is_changed(stores):
+    """The change is made again, on nothing: the store says of such a write that there is no object."""
+    state = StateManager(stores.place("forgotten"))
+    state.process_state("p", "n").set(1)
+    seen = []
+
+    def change(value):
+        seen.append(value)
+        if len(seen) == 1:
+            state.backend.forget(["process/p/n"])
+        return 2
+
+    state.process_state("p", "n").update(change)
+    assert (seen, state.process_state("p", "n").get()) == ([1, None], 2)
 
 
 FORKED = """

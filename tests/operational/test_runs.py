@@ -170,12 +170,17 @@ def test_runs_are_selected_and_newest_first(state, clock):
 
 
 def test_the_last_run_is_the_last_also_by_a_wrong_clock(store_dir):
-    """A run that began on a machine an hour behind comes after the one before it."""
+    """A run that began on a machine an hour behind comes after the one before it, and took as long as it took."""
     ahead, behind = SetClock(), SetClock(1_800_000_000_000 - HOUR_MS)
     StateManager(store_dir, clock=ahead).save_pipeline_run("orders", {"load": True})
     late = StateManager(store_dir, clock=behind)
     late.save_pipeline_run("orders", {"load": False})
     assert late.get_last_run_status("orders") is False
+    behind.elapsed_s = lambda: behind.now_ms / 1000
+    run = late.history.begin("orders", "flow")
+    behind.now_ms += 7_500
+    run.end()
+    assert late.list_runs()[0].duration_s == 7.5
 
 
 def test_cleaning_keeps_the_last_and_the_running(state, clock):

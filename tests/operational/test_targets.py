@@ -13,7 +13,9 @@ from click.testing import CliRunner
 
 from recovery import StateManager
 from recovery.cli import main
+from recovery.errors import ConfigurationError
 from recovery.operational.values import dumps
+from recovery.storage.origin import Origin, add_origin, read_origins
 from tests.operational.support import HOUR_MS, SetClock
 from tests.shares import first
 
@@ -169,3 +171,26 @@ def test_another_program_s_document_can_be_seen_and_replaced(store_dir):
         assert recovery("state", "get", store_dir, "process/n/x") == '["odd"]\n'
         recovery("state", way[0], way[1], store_dir, "process/n/x", *way[2:])
         assert state.process_state("n", "x").get() == (5 if way[0] == "set" else None)
+
+
+def test_what_a_store_is_stays_with_it(store_dir, tmp_path):
+    """No verb that lists, removes, exports, imports or copies states touches where the store comes from: by that, sinks
+    know their own output."""
+    add_origin(store_dir, Origin("fork", "abc", 3, 1, 2, "/db"))
+    state = StateManager(store_dir)
+    state.process_state("n", "x").set(1)
+    assert [each["id"] for each in json.loads(recovery("state", "list", store_dir, "--json"))["states"]] == [
+        "process/n/x"
+    ]
+    assert "origin" not in recovery("state", "export", store_dir)
+    recovery("state", "migrate", store_dir, f"file://{tmp_path}/state?create=1")
+    assert not (tmp_path / "state" / "origin").exists()
+    line = {"id": "origin", "content": {"origins": []}, "generation": 9, "changed_ms": 1}
+    lines = [{"format": "recovery-state", "version": 2}, line, {"end": 1}]
+    (tmp_path / "export").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    recovery("state", "import", store_dir, tmp_path / "export", "--yes")
+    recovery("state", "clear", store_dir, "--all", "--yes")
+    for words in (["get"], ["clear", "--yes"], ["set", "--yes", '{"origins": []}']):
+        recovery("state", words[0], store_dir, "origin", *words[1:], code=ConfigurationError.exit_code)
+    assert not state.process_state("n", "x").exists
+    assert [each.store_id for each in read_origins(store_dir)] == ["abc"]

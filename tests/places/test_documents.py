@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +15,8 @@ from recovery.errors import ConfigurationError, StateBackendError
 from recovery.operational.backends.open import STATE
 from recovery.places.address import parse_address
 from recovery.places.directory import DirectoryDocuments
+from recovery.places.documents import BucketDocuments
+from recovery.places.protocol import Conflict
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/team#1", "gs://bucket#1", "azure://c/team#", "file:///srv/state#1"])
@@ -53,6 +56,21 @@ def test_a_root_that_is_no_directory_is_never_taken_for_empty(tmp_path, name, fo
         verb(StateManager(f"file://{tmp_path}/{name}"))
     assert str(tmp_path / name) in str(caught.value)
     assert {each.name for each in tmp_path.iterdir()} == {"file", "link"}
+
+
+def test_a_write_to_an_object_that_was_removed_since_it_was_read():
+    """S3 answers 404: another writer was faster, as where it answers 412. Of a new object, 404 is an error."""
+    obstore = pytest.importorskip("obstore")
+
+    def put(*_, **__):
+        raise FileNotFoundError("Object at location p/x not found: 404 Not Found")
+
+    documents = BucketDocuments(parse_address("s3://bucket/p?region=x", STATE), 5.0, StateBackendError, "s3://bucket/p")
+    documents._api = SimpleNamespace(put=put, exceptions=obstore.exceptions)
+    with pytest.raises(Conflict):
+        documents.put("x", b"", {"e_tag": "1"})
+    with pytest.raises(StateBackendError):
+        documents.put("x", b"", None)
 
 
 def test_a_root_is_made_as_the_error_says(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from recovery.base.clock import SystemClock
 from recovery.base.ids import BatchId
-from recovery.errors import ConfigurationError
+from recovery.errors import ConfigurationError, DuplicatePartitionError
 from recovery.operators.importing import import_checkpoint
 from recovery.planning.advice import advise
 from recovery.planning.health import DEFAULTS, parse_targets
@@ -261,6 +261,21 @@ def test_the_keys_are_those_of_steps(make_store):
     run_epochs(directory, 2, clock())
     found = largest(Store(directory), gather(Store(directory), DEFAULTS, STARTED_MS), 1000)
     assert {step for step, _, _ in found} == {"count", "sessions"}
+
+
+def test_a_copy_beside_a_partition_does_not_count(make_store):
+    """No run resumes from such a directory, and its keys and rows are those of the partitions."""
+    directory = make_store(2)
+    run_epochs(directory, 2, clock())
+
+    def seen():
+        facts = gather(Store(directory), DEFAULTS, STARTED_MS)
+        return facts.problem, known(facts, 2), largest(Store(directory), facts, 1000)
+
+    before = seen()
+    shutil.copy(directory / "part-0.sqlite3", directory / "part-0 copy.sqlite3")
+    assert seen()[1:] == before[1:]
+    assert (before[0], type(seen()[0])) == (None, DuplicatePartitionError)
 
 
 def test_state_of_sparks_own_operators_is_counted(make_store, tmp_path, monkeypatch):

@@ -64,6 +64,12 @@ class Store:
         begun = len(self.closed) + 1, note, lease, *where, parts, self.origins, known, self.loses
         return Resume(*begun, accepts_loss=self.accepts)
 
+    def edit(self) -> None:
+        """Close an epoch in which no sink takes part, as an edit of states does it; not before the first one."""
+        if self.closed:
+            lease = self.resume().execution
+            self.closed.append(replace(self.closed[-1], execution=lease, records=[]))
+
     def copied(self) -> Store:
         """The same on another host: each goes on by itself from here."""
         return replace(self, closed=list(self.closed), past=None if self.past is None else list(self.past))

@@ -134,6 +134,8 @@ def check_random_history(monkeypatch, make: Callable, shown: Callable[[], list],
     kills = rewinds = 0
     for _ in range(25):
         kill_in = generator.randrange(1, 16)
+        if generator.random() < 0.2:
+            store.edit()
         back = generator.randrange(1, len(store.closed) + 1) if store.closed and generator.random() < 0.4 else None
         rewinds += back is not None
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -130,6 +131,21 @@ def test_tables_that_do_not_fit_the_snapshot(tmp_path):
         Run(store, DeltaSink(path))
 
 
+def test_a_table_after_another_kind_of_sink(tmp_path):
+    """The flow's output was in files so far: a table begins when it is asked for."""
+    path = tmp_path / "table"
+    store, _ = two_epochs(DeltaSink(path))
+    store.closed[-1] = replace(store.closed[-1], note='{"sink":"x","epoch":2,"digest":"d","path":"/out"}')
+    with pytest.raises(OutputMismatchError, match="another kind of sink") as caught:
+        Run(store, DeltaSink(tmp_path / "new"))
+    assert "fresh=True" in caught.value.remedy
+    run = Run(store, DeltaSink(tmp_path / "new", fresh=True))
+    run.write([("c", 3)])
+    run.close()
+    Run(store, DeltaSink(tmp_path / "new"))
+    assert shown(tmp_path / "new") == [("c", 3)]
+
+
 def test_a_schema_that_changes(tmp_path):
     """Fewer columns are NULL; a new one, and another type, are refused before the epoch counts."""
     store, run = two_epochs(DeltaSink(tmp_path / "table"))
@@ -141,6 +157,17 @@ def test_a_schema_that_changes(tmp_path):
     for types, found in (({"key": "string", "m": "long"}, "no column 'm'"), ({"key": "string", "n": "integer"}, "'n'")):
         with pytest.raises(SinkRefusedError, match=found):
             run.sink.write(Batch([("a", 1)], types), run.batch + 1)
+
+
+def test_a_column_that_a_merging_flow_no_longer_writes(tmp_path):
+    """Rows that were there keep its value; it is NULL in new ones."""
+    run = Run(Store(), DeltaSink(tmp_path / "table", "merge", key=["key"]))
+    run.write([("a", 1), ("b", 2)])
+    run.close()
+    run.batch += 1
+    run.sink.write(Batch([("a",), ("c",)], {"key": "string"}), run.batch)
+    run.close()
+    assert shown(tmp_path / "table") == [("a", 1), ("b", 2), ("c", None)]
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,26 @@ def test_the_manifest_stays_few_objects(torn, monkeypatch):
         is_exact(store, again)
 
 
+def test_what_is_appended_keeps_its_order_and_its_cost(monkeypatch):
+    """However much was appended before, by this process or by others: few objects hold it, and an append costs as many
+    requests."""
+    monkeypatch.setattr(hadoop_disk, "FOLD", 4)
+    disk, path = StoreDisk(), OUT / "_recovery" / "manifest.jsonl"
+    disk.replace(path, b"")
+    costs, lines = list[int](), list[bytes]()
+    for number in range(200):
+        if number % 50 == 49:
+            disk = disk.restarted()
+        lines.append(b"%d\n" % number)
+        before = disk.store.operations
+        disk.append(path, lines[-1])
+        costs.append(disk.store.operations - before)
+        assert len(disk.text(path.parent)) <= 4 * 4
+    assert disk.read(path) == b"".join(lines)
+    assert max(costs[64:]) <= max(costs[:64])
+    assert sum(costs) <= 10 * len(costs)
+
+
 @KINDS
 def test_a_replaced_file_is_the_old_or_the_new(torn):
     """At any request: a reader finds one of the two, whole."""

@@ -673,6 +673,11 @@ LARGE = {"max_message_bytes": "2000"}, record(b"big", b"x" * 3000), "larger than
                 record(b"k", b"x", timestamp=int(time.time() * 1000) + 10_000_000),
                 "with a time further ahead",
             ),
+            (
+                {"message_timestamp_before_max_ms": "1000"},
+                record(b"k", b"x", timestamp=int(time.time() * 1000) - 10_000_000),
+                "with a time further back",
+            ),
             ({}, record(b"k", b"x", timestamp=0), "with a time that is not after 1970"),
             ({}, record(b"k", b"x") | {"size": -1}, "with a header without a name"),
         ],

@@ -376,6 +376,20 @@ def test_only_what_a_run_can_go_back_to_is_kept(target):
     assert target.latest() == {"a": 2}
 
 
+def test_epochs_without_records_below_the_floor(target):
+    """After edits of states, the epoch before them is the one whose values a run goes back to."""
+    store = Store(past=[])
+    Run(store, target.sink()).epoch(("a", 1))
+    store.edit()
+    store.edit()
+    run = Run(store, target.sink())
+    store.floor = 3
+    run.epoch(("a", 2))
+    run.epoch(("a", 3))
+    Run(store, target.sink(), resume_epoch=4)
+    assert target.latest() == {"a": 1}
+
+
 # ---- bad input
 
 

@@ -185,6 +185,8 @@ def test_random_histories(histories):
         copies = [list(store.closed)]
         for _ in range(generator.randrange(2, 8)):
             disk.healthy().kill_at = generator.choice([0, generator.randrange(1, 120)])
+            if generator.random() < 0.2:
+                store.edit()
             with contextlib.suppress(Killed):
                 back = generator.randrange(1, len(store.closed) + 2) if generator.random() < 0.3 else None
                 live_a_little(Run(store, disk, resume_epoch=back), generator)
@@ -345,6 +347,20 @@ class TestMismatch:
         assert visible(fresh) == sorted(store.closed[-1].records)
         Run(store, fresh)
         self.refused(store, disk, "was written|does not hold|snapshot")
+
+    def test_a_new_output_while_the_former_one_lacks_an_epoch(self):
+        """A run that was killed before it published left a closed epoch that only the former directory has."""
+        store, disk = Store(), MemoryDisk()
+        killed = Run(store, disk)
+        killed.write(0)
+        killed.output.publish = lambda _: None
+        killed.close(0)
+        new = OutputDirectory(OUT.with_name("new"), "json", fresh=True, check_all=True, disk=disk)
+        with pytest.raises(OutputMismatchError, match="closed epoch 1 is not published in /data/out yet"):
+            new.plan(store.begin())
+        new.plan(store.forked().begin())
+        Run(store, disk)
+        new.plan(store.begin())
 
     def test_a_new_output_after_another_sink(self):
         """The flow's output was in a table so far: that is said, and a new one begins when it is asked for."""

@@ -166,12 +166,13 @@ def _lived(directory: Path) -> Store:
     store, database = Store(), Database(directory / "lived.sqlite3")
     story(store, database)
     story(store, database, resume_epoch=2)
+    store.edit()
     return store
 
 
 @pytest.fixture
 def lived(tmp_path):
-    """A function that gives a database with a past: a run, a rewind, another run."""
+    """A function that gives a database with a past: a run, a rewind, another run, an edit."""
     made = itertools.count()
 
     def make() -> tuple[Store, Database]:
@@ -368,7 +369,7 @@ class TestRefused:
         store, database = lived()
         shutil.copy(database.path, tmp_path / "older")
         story(store, database)
-        self.refused(OutputMismatchError, "it does not know epoch 5", store, Database(tmp_path / "older"))
+        self.refused(OutputMismatchError, "it does not know epoch 6", store, Database(tmp_path / "older"))
 
     def test_older_partitions(self, lived):
         """Inside the backup interval the table goes back with them; past it, it is refused."""

@@ -52,6 +52,19 @@ def test_any_sequence_of_epochs_and_rewinds(tmp_path, seed):
         assert list(kept.values(low, to, skip)) == expected[skip:]
 
 
+def test_epochs_that_have_no_records(tmp_path):
+    """After edits of states, say, the epoch before them is the one that a run goes back to: it stays known."""
+    kept = KeptRecords(tmp_path / "kept")
+    kept.begin("id", "e", 0, "", [(b"k", b"0")])
+    for epoch in (1, 2, 6, 7):
+        kept.keep("e", epoch, "e", [(b"k", b"%d" % epoch)])
+    kept.collect(5)
+    assert (kept.has(1, "e"), kept.has(2, "e"), kept.oldest) == (False, True, 2)
+    assert list(kept.values(2, 2, 0)) == [(b"k", b"2")]
+    kept.collect(7)
+    assert (kept.oldest, kept.count(7)) == (7, 0)
+
+
 def test_one_execution_writes(tmp_path):
     """A former owner is refused, and what it would keep is not kept; a file that is begun again has another id."""
     path = tmp_path / "kept"

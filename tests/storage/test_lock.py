@@ -18,7 +18,7 @@ from recovery.base.clock import SystemClock
 from recovery.errors import DirectoryLockedError, StorageError
 from recovery.host import locks
 from recovery.storage import lock as module
-from recovery.storage.lock import LOCK_NAME, DirectoryLock, lock_holder
+from recovery.storage.lock import LOCK_NAME, DirectoryLock, check_unlocked, lock_holder
 from tests.forks import Forked
 from tests.namespaces import as_process_1
 from tests.stores import ROOT
@@ -172,6 +172,8 @@ def test_a_lock_file_that_says_nothing_useful(lock, tmp_path, monkeypatch, text)
     with pytest.raises(DirectoryLockedError, match="another process"):
         DirectoryLock(tmp_path, SystemClock(), "again").acquire()
     assert lock_holder(tmp_path) is not None
+    with pytest.raises(DirectoryLockedError, match="in use by another process"):
+        check_unlocked(tmp_path)
 
 
 def test_a_full_disk_does_not_keep_a_run_from_locking(lock, tmp_path, monkeypatch):

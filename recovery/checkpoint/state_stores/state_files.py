@@ -72,6 +72,9 @@ class StateFiles:
         Raises FileNotFoundError when files vanish meanwhile, SparkCheckpointError when one is missing, and
         UnsupportedPlanError for an unsupported layout.
         """
+        if self.home.shared:
+            # A share may show what other hosts have made later than this look.
+            self._partitions.clear()
         held = _by_directory(self.held)
         wanted: set[str] = set()
         for operator in self.home.listing("state")[0]:

@@ -9,7 +9,7 @@ from recovery.base.wording import counted
 from recovery.errors import ConfigurationError, CorruptStateError, StateLockedError
 from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.closed_marks import above_closed, settled_marks
-from recovery.operational.ids import StateId, matches
+from recovery.operational.ids import OF_STORE, StateId, matches
 from recovery.operational.marks import DOCUMENT, is_empty
 from recovery.operational.scopes import has_expired, split
 
@@ -65,7 +65,7 @@ def is_there(document: Document) -> bool:
 def _documents(backend: Backend) -> dict[StateId, Document]:
     """Return all documents by id. Marks that epochs moved become ordinary marks, because the target may have no epochs;
     that is a change and gives another generation."""
-    found = {document.state_id: document for document in backend.list()}
+    found = {document.state_id: document for document in backend.list() if document.state_id not in OF_STORE}
     settled = settled_marks(backend, found)
     return found | {each: replace(document, generation=document.generation + 1) for each, document in settled.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from recovery.storage.store import Store
 from recovery.wire.calls import Changed, DocumentCalls, StateDocument
 from recovery.wire.run_client import Owner
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -51,7 +52,7 @@ class OwnerBackend:
                 Changed(each, before[each].generation if each in before else 0, to_text(change(before.get(each))))
                 for each, change in changes.items()
             ]
-            made = self._owner.ask(DocumentCalls.change_documents, wanted, self._clock.wall_ms(), self._busy_ms)
+            made = self._write(DocumentCalls.change_documents, wanted, self._clock.wall_ms(), self._busy_ms)
             if made is None:
                 raise Busy("another writer was faster")
             return _by_id(made)
@@ -60,12 +61,12 @@ class OwnerBackend:
 
     def forget(self, ids: Sequence[StateId]) -> int:
         """Remove documents without a tombstone, in one transaction; return how many existed."""
-        return self._patiently(lambda: self._owner.ask(DocumentCalls.forget_documents, list(ids), self._busy_ms))
+        return self._patiently(lambda: self._write(DocumentCalls.forget_documents, list(ids), self._busy_ms))
 
     def place(self, documents: Sequence[Document]) -> None:
         """Store documents of another backend unchanged, in one transaction."""
         stored = [StateDocument(d.state_id, d.generation, to_text(d.content), d.changed_ms) for d in documents]
-        self._patiently(lambda: self._owner.ask(DocumentCalls.place_documents, stored, self._busy_ms))
+        self._patiently(lambda: self._write(DocumentCalls.place_documents, stored, self._busy_ms))
 
     def lock(self, name: str, purpose: str) -> AbstractContextManager[None]:
         """Refuse: only processes of the owner's host can hold its files."""
@@ -81,21 +82,20 @@ class OwnerBackend:
     def _busy_ms(self) -> int:
         return round(self._retry.busy_s * 1000)
 
-    def _patiently(self, attempt: Callable[[], T]) -> T:
-        last: StateLockedError | None = None
-
-        def once() -> T:
-            nonlocal last
-            try:
-                return attempt()
-            except StateLockedError as error:
-                last = error
-                raise Busy(error.found) from error
-
+    def _write(self, call: Callable[Concatenate[DocumentCalls, P], T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Let the owner write. Raises Busy while another process writes there."""
         try:
-            return self._retry.run(once)
+            return self._owner.ask(call, *arguments, **named)
+        except StateLockedError as error:
+            raise Busy(error.found) from error
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        try:
+            return self._retry.run(attempt)
         except Busy as error:
-            raise last or StateLockedError(f"{error}, again and again", path=self.location) from error
+            if isinstance(error.__cause__, StateLockedError):
+                raise error.__cause__ from None
+            raise StateLockedError(f"{error}, again and again", path=self.location) from error
 
 
 def documents_of(store: Store, clock: Clock, retry: RetryPolicy) -> DirectoryBackend | OwnerBackend:

@@ -16,6 +16,8 @@ STATE_FILE = "state.json"
 LOCK_FILE = "lock.json"
 LONGEST_PART = 120
 LONGEST_PATH = 600
+LONGEST_SHARED = 100
+"""How many characters of a path are as in its id, however long the id is."""
 _PLAIN = frozenset((string.ascii_letters + string.digits + "-_@").encode())
 _ESCAPED = re.compile(rb"=([0-9A-F]{2})")
 
@@ -26,6 +28,15 @@ def encode_path(state_id: StateId) -> str:
     parts = [_encode_part(part) for part in state_id.split("/")]
     path = "/".join(parts)
     return path if len(path) <= LONGEST_PATH else f"{path[:LONGEST_PART].rstrip('/=')}!{_digest(state_id)}"
+
+
+def directory_with(prefix: str) -> str:
+    """Return the directory that has the documents of all state ids that begin with a prefix; "" for the whole store."""
+    directory = encode_path(prefix.rpartition("/")[0]) if "/" in prefix else ""
+    # Of a path that would be too long, only the beginning is as in the id.
+    while "!" in directory or len(directory) > LONGEST_SHARED:
+        directory = directory.rpartition("/")[0]
+    return directory
 
 
 def decode_path(path: str) -> StateId | None:

@@ -27,7 +27,7 @@ from recovery.base.untrusted_json import MOST, is_moment
 from recovery.errors import CorruptStateError, LeaseLostError, StateLockedError, UnsupportedVersionError, shown
 from recovery.operational.backends.backend import Change, Document, to_text
 from recovery.operational.backends.leases import HeldLease, LeaseTerms
-from recovery.operational.backends.paths import STATE_FILE, decode_path, encode_path
+from recovery.operational.backends.paths import STATE_FILE, decode_path, directory_with, encode_path
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.ids import StateId
 from recovery.places.protocol import Conflict, DocumentStore, Token, nonce
@@ -73,9 +73,7 @@ class RemoteBackend:
 
     def list(self, prefix: str = "") -> list[Document]:
         """Return the documents whose id begins with `prefix`, each as of the moment it is read."""
-        directory = encode_path(prefix.rpartition("/")[0]) if "/" in prefix else ""
-        below = "" if "!" in directory else directory
-        paths = [path for path in self.objects.paths(below) if path.endswith(f"/{STATE_FILE}")]
+        paths = [path for path in self.objects.paths(directory_with(prefix)) if path.endswith(f"/{STATE_FILE}")]
         wanted = []
         for path in paths:
             state_id = decode_path(path.removesuffix(f"/{STATE_FILE}"))

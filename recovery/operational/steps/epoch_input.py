@@ -12,7 +12,7 @@ from typing import Any
 from recovery.appended.position import InputOffset
 from recovery.base.ids import NO_EPOCH
 from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
-from recovery.checkpoint.offsets import labels, read_log
+from recovery.checkpoint.offsets import is_tick, labels, read_log
 from recovery.checkpoint.source_places import recorded_places
 from recovery.checkpoint.sources import PLACES_KEY
 from recovery.errors import RecoveryError
@@ -21,7 +21,8 @@ from recovery.storage.snapshot import Snapshot
 
 
 def position_of(at: Snapshot) -> dict[str, str]:
-    """Return the position of each source in a snapshot, by its number in the plan, without tick sources."""
+    """Return the position of each source in a snapshot, without tick sources: by its number in the plan, or by the name
+    that the flow's code gives it."""
     text = _stored(at, f"offsets/{at.cut[2]}")
     if not text:
         return {}
@@ -30,10 +31,12 @@ def position_of(at: Snapshot) -> dict[str, str]:
     if recorded is None or not isinstance(recorded.value, str):
         return dict(log.offsets)
     places = recorded_places(recorded.value)
-    of_input = [name for name, ticks in zip(labels(places, log), places.ticks, strict=True) if not ticks]
-    return {
-        str(number): log.offsets[name] for number, name in enumerate(dict.fromkeys(of_input)) if name in log.offsets
-    }
+    labelled = zip(labels(places, log), places.ticks, strict=True)
+    of_input = dict.fromkeys(name for name, ticks in labelled if not ticks)
+    if of_input.keys().isdisjoint(log.offsets):
+        # The flow's code names its sources, and the names are not recorded.
+        return {name: offset for name, offset in log.offsets.items() if not is_tick(offset)}
+    return {str(number): log.offsets[name] for number, name in enumerate(of_input) if name in log.offsets}
 
 
 def _stored(at: Snapshot, path: str) -> str:

@@ -21,6 +21,7 @@ PATIENCE_S = 30.0
 POLL_S = 0.2
 TRANSACTION_MS = 60_000
 """Kafka's own default of transaction.timeout.ms."""
+_LIMITS = "max.message.bytes", "message.timestamp.after.max.ms", "message.timestamp.before.max.ms"
 RECORD_OVERHEAD = 128
 """More bytes than a record and its batch have besides key, value and headers."""
 _PRODUCING = {
@@ -55,9 +56,7 @@ class Broker(Client):
         if compensates:
             self._check_right(topic, found, "READ")
             self._check_compacted(topic, settings.get("cleanup.policy"))
-        largest, latest = (
-            _number(settings.get(name)) for name in ("max.message.bytes", "message.timestamp.after.max.ms")
-        )
+        largest, latest, earliest = (_number(settings.get(name)) for name in _LIMITS)
         creates = settings.get("message.timestamp.type") == "CreateTime"
         return TopicLimits(
             id=str(found.topic_id),
@@ -65,6 +64,7 @@ class Broker(Client):
             bytes_of_record=None if largest is None else largest - RECORD_OVERHEAD,
             needs_key="compact" in settings.get("cleanup.policy", ""),
             latest_ms=latest if creates else None,
+            earliest_ms=earliest if creates else None,
             by_key=compensates,
         )
 

@@ -66,15 +66,16 @@ class RecordsList:
 
 
 class TopicLimits(NamedTuple):
-    """What the topic takes. id: that the broker gave the topic when it was made. bytes_of_record, latest_ms: None: not
-    known. needs_key: the topic is compacted. latest_ms: how far the time of a record may be ahead. by_key: whether the
-    key alone chooses the partition."""
+    """What the topic takes. id: that the broker gave the topic when it was made. bytes_of_record, latest_ms,
+    earliest_ms: None: not known. needs_key: the topic is compacted. latest_ms, earliest_ms: how far the time of a
+    record may be ahead, and how far behind. by_key: whether the key alone chooses the partition."""
 
     id: str
     partitions: int
     bytes_of_record: int | None
     needs_key: bool
     latest_ms: int | None
+    earliest_ms: int | None
     by_key: bool = False
 
 
@@ -295,10 +296,9 @@ def _lost(note: KafkaNote, what: str) -> OutputMismatchError:
 
 def _broken(metadata: Any, limits: TopicLimits) -> Iterator[tuple[Callable[[dict[str, Any]], bool], str]]:
     """Yield which limits a file breaks, by the statistics in its footer: whether a row breaks it, and what to say."""
-    largest, ahead = limits.bytes_of_record, None
-    if limits.latest_ms is not None:
-        ahead = int(time.time() * 1000) + limits.latest_ms
-    partitions = limits.partitions
+    largest, partitions, now_ms = limits.bytes_of_record, limits.partitions, int(time.time() * 1000)
+    ahead = None if limits.latest_ms is None else now_ms + limits.latest_ms
+    behind = None if limits.earliest_ms is None else now_ms - limits.earliest_ms
     sizes, numbers, times = (_range(metadata, name) for name in ("size", "partition", "timestamp"))
     if largest is not None and sizes is not None and sizes[1] > largest:
         yield lambda row: row["size"] > largest, f"larger than the topic takes ({largest} bytes: max.message.bytes)"
@@ -326,6 +326,11 @@ def _broken(metadata: Any, limits: TopicLimits) -> Iterator[tuple[Callable[[dict
         yield (
             lambda row: row["timestamp"] is not None and row["timestamp"] > ahead,
             "with a time further ahead than the topic takes (message.timestamp.after.max.ms)",
+        )
+    if behind is not None and times is not None and times[0] < behind:
+        yield (
+            lambda row: row["timestamp"] is not None and row["timestamp"] < behind,
+            "with a time further back than the topic takes (message.timestamp.before.max.ms)",
         )
 
 

@@ -254,11 +254,7 @@ class TableSink:
         Raises OutputMismatchError if the table is not the one in which the snapshot's output is, or if somebody changed
         it so that the run cannot go on; OutputLostError if files of the newest closed epoch are gone.
         """
-        note = None
-        if resume.note is not None:
-            note = decode_json(
-                resume.note, lambda why: self._mismatch(f"the note of the sink is unreadable: {why}"), TableNote
-            )
+        note = self._note_of(resume)
         table = self._log.open()
         if self._fresh and note is not None and (table is None or self._log.identity(table) != note.table):
             note = None
@@ -275,6 +271,22 @@ class TableSink:
         if note is not None and self._waits(table, resume, note):
             self._check_files(note, resume)
         return table, note, resume
+
+    def _note_of(self, resume: Resume) -> TableNote | None:
+        """Return the note that a start has; None: there is none, or a new table begins after another kind of sink.
+        Raises OutputMismatchError."""
+        if resume.note is None:
+            return None
+        try:
+            return decode_json(
+                resume.note,
+                lambda _why: self._mismatch("the flow's output so far was written by another kind of sink"),
+                TableNote,
+            )
+        except OutputMismatchError:
+            if not self._fresh:
+                raise
+            return None
 
     def _waits(self, table: Any, resume: Resume, note: TableNote) -> bool:
         """Whether the note has rows that are not committed yet."""
@@ -348,8 +360,8 @@ class TableSink:
         return OutputMismatchError(
             found,
             path=self._log.name,
-            remedy="Put the flow's own table back, or give fresh=True to begin a new one that has the epochs from now "
-            "on.",
+            remedy="Put the flow's own table or former sink back, or give fresh=True to begin a new table that has the "
+            "epochs from now on.",
         )
 
     def _translated(self) -> _Translated:
