@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from recovery.storage.initialize import init_partitions
+from tests.shares import TURNS, by_turn
 
 # A failing example prints the line that replays it; how long one takes depends on the machine's disk.
 settings.register_profile(
@@ -80,6 +81,21 @@ StoreMaker = Callable[..., Path]
 gives the directory a history, with arguments of the function."""
 
 BEGUN = time.monotonic()
+
+
+def pytest_report_header() -> list[str]:
+    """What repeats the order of this run's tests."""
+    turn = os.environ.get("RECOVERY_TEST_TURN")
+    return [f"RECOVERY_TEST_TURN={turn}: file {int(turn) % TURNS + 1} of each {TURNS} first"] if turn else []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `RECOVERY_TEST_TURN`, a number, the tests begin with other files for each number: with it, runs that are too
+    short for all tests reach every file, run by run. Tests that are deselected do not count."""
+    turn = os.environ.get("RECOVERY_TEST_TURN")
+    if turn:
+        items[:] = by_turn(items, int(turn))
 
 
 def pytest_collection_finish() -> None:

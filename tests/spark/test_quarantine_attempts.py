@@ -64,6 +64,7 @@ def test_a_task_that_is_tried_again(tmp_path, feed, spark, tuning):
     assert problems(job.directory) == []
 
 
+@pytest.mark.any_spark
 def test_an_earlier_attempt_of_a_step_behind_a_quarantine(tmp_path, feed, spark, monkeypatch):
     """The step has no quarantine, and its rows are what an attempt of the step before has let through: what a cut off
     attempt still writes there is refused."""

@@ -17,7 +17,8 @@ NAMES = [*HOSTILE, *(f"k{number}" for number in range(12)), "é", "\ud7ff", "\U0
 
 @pytest.fixture(params=range(4), ids=lambda seed: f"seed {seed}")
 def store(request, make_store):
-    """Six epochs of random changes of keys of any kind, of which the last are perhaps only logged."""
+    """Six epochs of random changes of keys of any kind, of which the last ones, as many as the seed says, are only
+    logged."""
     dice = random.Random(request.param)
     directory = make_store(3)
     with Driver(directory, (STEP, "other")) as run:
