@@ -179,8 +179,8 @@ def servers() -> Iterator[Servers]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One session for all tests that can share it. local[2,4]: two tasks at a time, and a failed task is tried again,
-    which plain local[2] never does."""
+    """One session for all tests that can share it: two tasks at a time. A task that fails is not tried again, unless
+    the test asks for `retries`: each attempt starts a Python worker, which takes longer than most micro-batches."""
     from recovery.spark.jvm.session import create_session, prepare_environment
     from recovery.spark.tuning.appended_lines import install
     from tests.kafka import CONNECTOR
@@ -191,7 +191,20 @@ def spark() -> Iterator[SparkSession]:
     # A JVM loads jars when it starts, so the connectors' come with it, where there are some.
     jars = ",".join(map(str, [*CONNECTOR, *JARS]))
     conf = {"spark.sql.shuffle.partitions": "2", "spark.jars": jars, **SETTINGS}
-    session = create_session("tests", master="local[2,4]", conf=conf)
+    session = create_session("tests", master="local[2]", conf=conf)
     install(session)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def retries(spark: SparkSession) -> Iterator[None]:
+    """A task that fails is tried again in the shared session, four times in all, as in a session of `local[2,4]`."""
+    scheduler = spark.sparkContext._jsc.sc().taskScheduler()
+    # Spark reads the number when a stage begins, and has no way to set it for a session that runs.
+    attempts = scheduler.getClass().getDeclaredField("maxTaskFailures")
+    attempts.setAccessible(True)
+    before = attempts.getInt(scheduler)
+    attempts.setInt(scheduler, 4)
+    yield
+    attempts.setInt(scheduler, before)

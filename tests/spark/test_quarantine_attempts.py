@@ -43,6 +43,7 @@ def failing_behind(batches):
         raise RuntimeError("behind the step")
 
 
+@pytest.mark.usefixtures("retries")
 def test_a_task_that_is_tried_again(tmp_path, feed, spark, tuning):
     """A row is in quarantine, or it counts and has its output: as the attempt that passes has seen it."""
     keys = [f"k{number}" for number in range(40)]

@@ -205,6 +205,7 @@ def test_lines_of_another_form(spark, feed, tmp_path, options):
     assert sorted(tuple(row) for row in read.collect()) == [("a", "2", "4"), ("b", "1", "2")]
 
 
+@pytest.mark.usefixtures("retries")
 def test_a_task_that_fails_leaves_no_file(spark, feed, tmp_path):
     """What the first attempt of a task wrote is not in the output, whether it failed before or after the step."""
     for seed in range(3):

@@ -345,7 +345,7 @@ def test_unserialisable_state_names_step_and_key(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == {"fine": [1]}
 
 
-@pytest.mark.usefixtures("tuning")
+@pytest.mark.usefixtures("tuning", "retries")
 def test_errors_of_update_name_step_and_key(spark, feed, tmp_path):
     """An exception in update reaches the user with its step, key and place first; the epochs before it are closed."""
     feed.add([("fine", 1)])
