@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from recovery.storage.initialize import init_partitions
+from tests.shares import TURNS, by_turn
 
 # A failing example prints the line that replays it; how long one takes depends on the machine's disk.
 settings.register_profile(
@@ -80,6 +81,21 @@ StoreMaker = Callable[..., Path]
 gives the directory a history, with arguments of the function."""
 
 BEGUN = time.monotonic()
+
+
+def pytest_report_header() -> list[str]:
+    """What repeats the order of this run's tests."""
+    turn = os.environ.get("RECOVERY_TEST_TURN")
+    return [f"RECOVERY_TEST_TURN={turn}: file {int(turn) % TURNS + 1} of each {TURNS} first"] if turn else []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `RECOVERY_TEST_TURN`, a number, the tests begin with other files for each number: with it, runs that are too
+    short for all tests reach every file, run by run. Tests that are deselected do not count."""
+    turn = os.environ.get("RECOVERY_TEST_TURN")
+    if turn:
+        items[:] = by_turn(items, int(turn))
 
 
 def pytest_collection_finish() -> None:
@@ -163,8 +179,8 @@ def servers() -> Iterator[Servers]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One session for all tests that can share it. local[2,4]: two tasks at a time, and a failed task is tried again,
-    which plain local[2] never does."""
+    """One session for all tests that can share it: two tasks at a time. A task that fails is not tried again, unless
+    the test asks for `retries`: each attempt starts a Python worker, which takes longer than most micro-batches."""
     from recovery.spark.jvm.session import create_session, prepare_environment
     from recovery.spark.tuning.appended_lines import install
     from tests.kafka import CONNECTOR
@@ -175,7 +191,20 @@ def spark() -> Iterator[SparkSession]:
     # A JVM loads jars when it starts, so the connectors' come with it, where there are some.
     jars = ",".join(map(str, [*CONNECTOR, *JARS]))
     conf = {"spark.sql.shuffle.partitions": "2", "spark.jars": jars, **SETTINGS}
-    session = create_session("tests", master="local[2,4]", conf=conf)
+    session = create_session("tests", master="local[2]", conf=conf)
     install(session)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def retries(spark: SparkSession) -> Iterator[None]:
+    """A task that fails is tried again in the shared session, four times in all, as in a session of `local[2,4]`."""
+    scheduler = spark.sparkContext._jsc.sc().taskScheduler()
+    # Spark reads the number when a stage begins, and has no way to set it for a session that runs.
+    attempts = scheduler.getClass().getDeclaredField("maxTaskFailures")
+    attempts.setAccessible(True)
+    before = attempts.getInt(scheduler)
+    attempts.setInt(scheduler, 4)
+    yield
+    attempts.setInt(scheduler, before)

@@ -1,4 +1,4 @@
-"""Which cases of a test run by default, and which only among the long ones."""
+"""Which cases of a test run by default, which only among the long ones, and with which of these a run begins."""
 
 from __future__ import annotations
 
@@ -66,3 +66,15 @@ def steps(every: int) -> Iterator[int]:
 def steps_up_to(count: int, every: int) -> Iterator[int]:
     """The numbers that `steps` gives, up to `count`."""
     return itertools.takewhile(lambda number: number <= count, steps(every))
+
+
+TURNS = 11
+"""How many runs begin with different files. A prime: runs that are any one number of commits apart have every turn."""
+
+
+def by_turn(items: Iterable[pytest.Item], turn: int) -> list[pytest.Item]:
+    """The tests, ordered by file: one file in `TURNS` comes first, another one for each turn, and then the files that
+    come first at the next turns. Where the time ends before the tests do, every file has begun after so many turns."""
+    tests = list(items)
+    numbers = {path: number for number, path in enumerate(dict.fromkeys(each.path for each in tests))}
+    return sorted(tests, key=lambda each: ((numbers[each.path] - turn) % TURNS, numbers[each.path]))

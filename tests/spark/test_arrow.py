@@ -37,7 +37,7 @@ def add_up(rows, states):
     return new, new
 
 
-@pytest.mark.usefixtures("tuning")
+@pytest.mark.usefixtures("tuning", "retries")
 def test_exact_through_failed_tasks_and_a_resume(spark, feed, tmp_path):
     """Tasks that fail after some of their work are run again, and a second run goes on: nothing counts twice."""
     marks = str(tmp_path / "failed")

@@ -29,6 +29,8 @@ from tests.faults.minirun import states as numbers
 from tests.spark.support import run_to_end, states, totals_step
 from tests.stores import alter, paths_of, query
 
+pytestmark = pytest.mark.any_spark
+
 INPUT = 7
 
 

@@ -24,6 +24,8 @@ from tests.spark.test_crashes import GONE_S, finish, recovery_run, wait_for_batc
 from tests.spark.test_operators import Outputs
 from tests.stores import paths_of, query
 
+pytestmark = pytest.mark.any_spark
+
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 

@@ -89,7 +89,7 @@ def test_output_is_the_running_state(spark, feed, tmp_path):
     assert seen == feed.totals()
 
 
-@pytest.mark.usefixtures("tuning")
+@pytest.mark.usefixtures("tuning", "retries")
 def test_failed_tasks_are_undone(spark, feed, tmp_path):
     """A task that fails after some of its keys, or after applying them, is repeated without counting twice."""
     for seed in range(3):
@@ -109,7 +109,7 @@ def test_failed_tasks_are_undone(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
-@pytest.mark.usefixtures("tuning")
+@pytest.mark.usefixtures("tuning", "retries")
 def test_downstream_failure_repeats_the_step(spark, feed, tmp_path):
     """A stage behind the step that fails makes Spark run the step's task again, after it had applied its changes."""
     for seed in range(3):

@@ -70,6 +70,7 @@ def test_a_value_that_cannot_be_stored_is_named_with_its_step_key_and_place(tmp_
     assert "at ['later'][0], function <function" in error["found"]
 
 
+@pytest.mark.usefixtures("retries")
 def test_a_worker_that_dies_is_reported_in_one_line(spark, feed, tmp_path):
     """Java's stack is no help; what to do is."""
 
@@ -86,6 +87,7 @@ def test_a_worker_that_dies_is_reported_in_one_line(spark, feed, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("retries")
 def test_every_attempt_but_the_last_fails(spark, feed, tmp_path):
     """In each micro-batch three attempts of every task fail in one way: by an immediate error, after some keys or after
     applying its changes, by leaving, by being killed. The fourth counts, alone."""

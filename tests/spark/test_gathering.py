@@ -262,6 +262,7 @@ def test_what_takes_long_is_exchanged(spark, feed, tmp_path, monkeypatch):
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
+@pytest.mark.usefixtures("retries")
 def test_a_task_that_fails_between_partitions(spark, feed, tmp_path):
     """What it has applied to the partitions before is undone when it runs again."""
     for seed in range(4):
@@ -280,6 +281,7 @@ def test_a_task_that_fails_between_partitions(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
+@pytest.mark.usefixtures("retries")
 def test_a_task_that_runs_again_with_other_keys(spark, feed, tmp_path):
     """What is below the one task runs again with it, and may give others: what the first attempt left is undone."""
     for _ in range(3):

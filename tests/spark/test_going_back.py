@@ -12,6 +12,8 @@ from recovery.spark.run.reporting.events import InputCounted, Resumed
 from recovery.storage.scan import scan
 from tests.spark.support import run_to_end, totals_step
 
+pytestmark = pytest.mark.any_spark
+
 
 def window(directory):
     """The snapshots that runs can go back to."""

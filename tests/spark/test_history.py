@@ -7,6 +7,8 @@ import pytest
 from recovery import FlowFailedError, StateManager
 from tests.spark.support import run_to_end, totals_step
 
+pytestmark = pytest.mark.any_spark
+
 
 def test_executions_are_recorded(spark, feed, tmp_path):
     """One that succeeded with what it did, one that failed with why; no rewind takes them back."""

@@ -16,6 +16,8 @@ from recovery.storage.scan import read_measures
 from tests.spark.support import totals_step
 from tests.stores import problems
 
+pytestmark = pytest.mark.any_spark
+
 
 def test_metrics_of_a_run(spark, feed, tmp_path, monkeypatch):
     """What the endpoint, a listener and the partitions say of three micro-batches is what was done; the endpoint ends

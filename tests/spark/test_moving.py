@@ -26,6 +26,8 @@ from tests.spark.test_owners import Fleet
 from tests.stores import ROOT
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.any_spark
+
 ROWS = 2000
 
 

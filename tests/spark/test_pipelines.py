@@ -106,6 +106,7 @@ def check_counts(node, rows, nulls):
     assert node.rows == rows if VERSION >= (4, 3) else node.rows >= rows
 
 
+@pytest.mark.any_spark
 def test_going_back_loads_again(spark, directory):
     """The mark belongs to the epoch that closed after the write: before it, it is as it was."""
     table = Table(spark, "int")
@@ -189,6 +190,7 @@ def test_a_flow_s_directory_is_refused(spark, feed, tmp_path):
 
 
 @pytest.mark.parametrize("elsewhere", some([False, True], False))
+@pytest.mark.any_spark
 def test_full_refresh_and_no_state_update(spark, directory, tmp_path, elsewhere):
     """Everything is loaded again, and the mark follows what there is now, backwards too; or it does not move at all."""
     table = Table(spark, "int")
@@ -229,6 +231,7 @@ def test_odibi_s_names_of_date_formats(spark, directory, name, text):
     assert StateManager(directory).get_hwm("orders") == date(2024, 4, 20)
 
 
+@pytest.mark.any_spark
 def test_a_write_that_leaves_its_work_undone_moves_no_mark(spark, directory):
     """The node fails, and the next run loads its rows again; a function that shows it is refused before."""
 
@@ -245,6 +248,7 @@ def test_a_write_that_leaves_its_work_undone_moves_no_mark(spark, directory):
     assert table.loads == [[0, 1]]
 
 
+@pytest.mark.any_spark
 def test_a_failed_write_moves_no_mark(spark, directory):
     """The next run loads the same again; what needs the node is blocked, the others run."""
     table, other = Table(spark, "int"), Table(spark, "int")
@@ -304,6 +308,7 @@ def test_what_was_to_blame_for_all_nodes_that_failed_ends_the_run(spark, directo
         assert "--resume" in raised.value.remedy
 
 
+@pytest.mark.any_spark
 def test_a_mark_that_cannot_be_moved_fails_its_node_and_says_that_the_data_were_written(spark, directory, monkeypatch):
     """The next run loads them again."""
     table = Table(spark, "int")
@@ -422,6 +427,7 @@ def test_one_mark_for_two_loads(spark, directory):
 
 
 @first("code", [None, 0, "bad input"])
+@pytest.mark.any_spark
 def test_a_node_that_leaves_the_program_fails(spark, directory, code):
     """Others go on, and the history says what failed."""
     table, other = Table(spark, "int"), Table(spark, "int")

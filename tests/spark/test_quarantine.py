@@ -119,6 +119,7 @@ def test_a_rewind_takes_quarantine_and_replay_back(job):
     assert len(job.rows()) == 9
 
 
+@pytest.mark.any_spark
 def test_more_rows_than_may_wait_end_the_run(job):
     """The micro-batch does not count, those before it do; a run that allows more goes on."""
     with pytest.raises(QuarantineError, match="too large: 100"):
@@ -134,6 +135,7 @@ def test_more_rows_than_may_wait_end_the_run(job):
     assert job.totals() == {"a": [1], "b": [2, 4, 6], "c": [3, 7]}
 
 
+@pytest.mark.any_spark
 def test_a_step_whose_errors_end_the_run_does_not_pass_rows_that_wait(job):
     """Refused, and nothing is changed, until the rows are dropped."""
     job.run()
@@ -265,6 +267,7 @@ def test_an_error_that_belongs_to_no_rows_ends_an_aggregate(tmp_path, feed, spar
 
 
 @first("make", [bad_rows.make, bad_rows.make_tables])
+@pytest.mark.any_spark
 def test_a_key_that_is_an_expression(tmp_path, feed, spark, make):
     """Its rows in quarantine have only the columns of the input: the key comes back from its text."""
     feed.add([("a", 1), ("b", 1000), ("a", 2)])
@@ -285,6 +288,7 @@ def test_a_key_that_is_an_expression(tmp_path, feed, spark, make):
         ({"by": "value"}, {"drop_steps": ("totals",)}, StepChangedError),
     ],
 )
+@pytest.mark.any_spark
 def test_rows_that_the_flow_could_not_replay_any_more(tmp_path, feed, spark, given, config, error):
     """All rows have failed, so the step has no state that would be missed. Refused, and nothing is changed."""
     feed.add([("a", 1000), ("b", 1001)])

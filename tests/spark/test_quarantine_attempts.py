@@ -43,6 +43,7 @@ def failing_behind(batches):
         raise RuntimeError("behind the step")
 
 
+@pytest.mark.usefixtures("retries")
 def test_a_task_that_is_tried_again(tmp_path, feed, spark, tuning):
     """A row is in quarantine, or it counts and has its output: as the attempt that passes has seen it."""
     keys = [f"k{number}" for number in range(40)]
@@ -64,6 +65,7 @@ def test_a_task_that_is_tried_again(tmp_path, feed, spark, tuning):
     assert problems(job.directory) == []
 
 
+@pytest.mark.any_spark
 def test_an_earlier_attempt_of_a_step_behind_a_quarantine(tmp_path, feed, spark, monkeypatch):
     """The step has no quarantine, and its rows are what an attempt of the step before has let through: what a cut off
     attempt still writes there is refused."""

@@ -134,6 +134,7 @@ def ran(module_job):
         *(pytest.param(kind, 2000, marks=pytest.mark.long) for kind in ("no", "timeouts", "tables")),
     ],
 )
+@pytest.mark.any_spark
 def test_it_says_what_the_replay_does(job, kind, limit):
     """Which rows pass, and with which errors the others fail, of every kind of step."""
     job.run(kind=kind)
@@ -153,6 +154,7 @@ def test_it_says_what_the_replay_does(job, kind, limit):
     assert bool(left) == (limit < 9000)
 
 
+@pytest.mark.any_spark
 def test_only_the_wanted_keys_are_tried(job):
     """And a key that is an expression gets its value back."""
     job.run(by="upper(key)")
@@ -162,6 +164,7 @@ def test_only_the_wanted_keys_are_tried(job):
     assert tried.error.startswith("ValueError: too large: 2600 (test_replay_trial.py, line ")
 
 
+@pytest.mark.any_spark
 def test_states_of_another_form_are_converted_first(ran):
     """As the start would do it: the new code gets states of its own form."""
     given = {"migrate": lambda old: [str(each) for each in old]}
@@ -180,6 +183,7 @@ def test_states_of_another_form_are_converted_first(ran):
         ({"on_error": "fail"}, QuarantineError),
     ],
 )
+@pytest.mark.any_spark
 def test_a_flow_that_would_not_start(ran, given, error):
     """The trial says why, as the start does."""
     with pytest.raises(error, match="in quarantine"):

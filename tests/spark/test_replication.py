@@ -34,6 +34,8 @@ from tests.spark.support import run_to_end, states, totals_step
 from tests.spark.test_sinks import running_totals
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.any_spark
+
 
 def test_a_run_goes_on_from_its_replica(spark, feed, tmp_path):
     """The directory is lost: the replica has every epoch. A run that goes back is followed."""

@@ -45,6 +45,7 @@ def documented(name: str) -> type:
     return names[name]
 
 
+@pytest.mark.any_spark
 def test_a_users_sink_survives_a_failed_publish_and_a_rewind(spark, feed, tmp_path):
     """Output of a closed epoch whose publishing failed comes with the next run; a rewind takes output back."""
     for seed in range(4):
@@ -99,6 +100,7 @@ LAZY = {
 
 
 @first("kind", LAZY)
+@pytest.mark.any_spark
 def test_a_sink_that_leaves_its_work_undone_ends_the_run(spark, feed, tmp_path, kind):
     """Nothing counts as read: with a sink that works, every row comes."""
     feed.add([("a", 1), ("b", 2)])
@@ -129,6 +131,7 @@ def test_an_asynchronous_observer_is_refused(spark, feed, tmp_path):
         run_to_end(feed.frame(spark), tmp_path / "db", observer=observer)
 
 
+@pytest.mark.any_spark
 def test_a_sink_that_is_empty_is_called(spark, feed, tmp_path):
     """A list that collects is false before its first batch; given for a frame, and in place of a flow's own sink."""
 
@@ -202,6 +205,7 @@ def test_lines_of_another_form(spark, feed, tmp_path, options):
     assert sorted(tuple(row) for row in read.collect()) == [("a", "2", "4"), ("b", "1", "2")]
 
 
+@pytest.mark.usefixtures("retries")
 def test_a_task_that_fails_leaves_no_file(spark, feed, tmp_path):
     """What the first attempt of a task wrote is not in the output, whether it failed before or after the step."""
     for seed in range(3):

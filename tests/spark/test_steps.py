@@ -131,6 +131,7 @@ def test_number_and_timestamp_keys(spark, tmp_path):
     assert states(tmp_path / "db2", "s") == {"0": [2, 2], "1000000": [1, 1]}
 
 
+@pytest.mark.any_spark
 def test_typed_state_evolves(spark, feed, tmp_path):
     """Dataclass and NamedTuple states come back typed; a field added later gets its default."""
 
@@ -184,6 +185,7 @@ flow = Flow("days", build, DiscardSink())
 """
 
 
+@pytest.mark.any_spark
 def test_typed_state_of_a_flows_own_file(spark, feed, tmp_path):
     """Its types name each other, as all do under `from __future__ import annotations`."""
     feed.add([("a", 1)])
@@ -343,7 +345,7 @@ def test_unserialisable_state_names_step_and_key(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == {"fine": [1]}
 
 
-@pytest.mark.usefixtures("tuning")
+@pytest.mark.usefixtures("tuning", "retries")
 def test_errors_of_update_name_step_and_key(spark, feed, tmp_path):
     """An exception in update reaches the user with its step, key and place first; the epochs before it are closed."""
     feed.add([("fine", 1)])
@@ -429,6 +431,7 @@ def test_a_plain_write_stream_is_reported(spark, feed, tmp_path):
         query.awaitTermination()
 
 
+@pytest.mark.any_spark
 def test_unknown_steps_give_the_choices(spark, feed, tmp_path):
     """A renamed or removed step is refused; --rename-step keeps its state, --drop-step discards it, both rewindable."""
     from recovery.planning.resume import plan_resume
@@ -459,6 +462,7 @@ def add_up_typed(key, rows, state):
     state.update(Totals(before.n + len(rows), before.total + sum(row.value for row in rows)))
 
 
+@pytest.mark.any_spark
 def test_changed_steps_give_the_choices(spark, feed, tmp_path):
     """Another state type or key is refused and nothing written; a migration converts every state, and can be undone."""
     feed.add_random(1)
@@ -567,6 +571,7 @@ def test_an_aggregate_over_a_lambda_is_the_same_in_every_build(spark, feed, tmp_
         assert states(tmp_path / "db", "twice") == {"a": {"total": 6 * (number + 1)}}
 
 
+@pytest.mark.any_spark
 def test_another_flow_is_refused(spark, feed, tmp_path):
     """A recovery directory belongs to the flow of its first execution."""
     feed.add_random(1)
@@ -739,6 +744,7 @@ def test_a_source_that_cleans_up_is_refused(spark, feed, tmp_path):
         run_to_end(frame.transform(totals_step()), tmp_path / "db")
 
 
+@pytest.mark.any_spark
 def test_nothing_is_discarded_for_an_invalid_position(spark, feed, tmp_path, monkeypatch):
     """Whether Spark can go on is known before epochs are abandoned."""
     for seed in range(3):
@@ -759,6 +765,7 @@ def test_nothing_is_discarded_for_an_invalid_position(spark, feed, tmp_path, mon
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
+@pytest.mark.any_spark
 def test_epochs_of_a_pipeline_are_no_position(spark, feed, tmp_path):
     """A flow of the same name would take its micro-batches for closed ones."""
     feed.add([("a", 1)])
@@ -771,6 +778,7 @@ def test_epochs_of_a_pipeline_are_no_position(spark, feed, tmp_path):
         run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db")
 
 
+@pytest.mark.any_spark
 def test_a_flow_that_goes_elsewhere(spark, feed, tmp_path, monkeypatch):
     """The directory is where it was when the flow was started."""
     for seed in range(3):
@@ -838,6 +846,7 @@ def test_what_a_mapper_gave_stays_as_it_was(spark, feed, tmp_path):
     assert [(len(row.held), len(row["in"]["n"])) for row in rows] == [(1, 1), (2, 2), (3, 3)]
 
 
+@pytest.mark.any_spark
 def test_a_sink_whose_target_is_away(spark, feed, tmp_path):
     """Its error is the flow's, whatever type it has; what was finished before is kept."""
     for seed in range(3):
@@ -867,6 +876,7 @@ def test_a_sink_whose_target_is_away(spark, feed, tmp_path):
     ],
     count=2,
 )
+@pytest.mark.any_spark
 def test_what_would_end_a_program_ends_the_run(spark, feed, tmp_path, kind, where):
     """sys.exit() in the flow's own code, on whatever thread: the run fails as by any other error, and does not wait for
     ever."""
@@ -906,6 +916,7 @@ def test_what_would_end_a_program_ends_the_run(spark, feed, tmp_path, kind, wher
 
 
 @first("where", ["sink", "observer", "publish"])
+@pytest.mark.any_spark
 def test_a_query_that_stops_itself(spark, feed, tmp_path, where):
     """stop() in the flow's own code returns, and the run ends when that has; everything finished is kept."""
     for seed in range(4):

@@ -262,6 +262,7 @@ def test_going_back(spark, worlds, capsys, kind, name, cell):
 
 
 @first("old", range(3), count=2)
+@pytest.mark.any_spark
 def test_partitions_that_are_older_copies(spark, worlds, capsys, old):
     """They pull the others back to an epoch that all hold. What the others know to have been read has to be there; what
     only the older copy's partition held is not known, and the run says so."""
@@ -337,6 +338,7 @@ class Noted(DiscardSink):
         self.asked.append("publish")
 
 
+@pytest.mark.any_spark
 def test_the_sink_is_only_asked_whether_it_can(spark, worlds):
     """Before the input is known to be there, no sink takes anything back or shows anything."""
     world, sink = worlds(FilesWorld), Noted()
@@ -348,6 +350,7 @@ def test_the_sink_is_only_asked_whether_it_can(spark, worlds):
     assert sink.asked[1:3] == ["check", "rollback"]
 
 
+@pytest.mark.any_spark
 def test_taking_over(spark, tmp_path):
     """A run that cannot read its input does not stop the writer before: the place of its backups is untouched."""
     world, place = FilesWorld(tmp_path / "world"), tmp_path / "place"

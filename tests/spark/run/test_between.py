@@ -20,6 +20,8 @@ from tests.flows.cluster import count, key_of, rows
 from tests.shares import first
 from tests.stores import query
 
+pytestmark = pytest.mark.any_spark
+
 ROWS = 200
 
 

@@ -13,6 +13,8 @@ import pytest
 from recovery.spark.run.blocking import _ending_immediately, _signals
 from tests.stores import run_python
 
+pytestmark = pytest.mark.any_spark
+
 NUMBERS = [signal.SIGTERM, signal.SIGINT]
 
 

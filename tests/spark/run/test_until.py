@@ -27,6 +27,8 @@ from recovery.storage.snapshot import snapshot_at
 from tests.backup.support import work
 from tests.spark.support import run_to_end, states, totals_step
 
+pytestmark = pytest.mark.any_spark
+
 CLOCK = SystemClock()
 
 

@@ -70,6 +70,7 @@ def test_replayed_rows_need_no_new_input(job):
     assert problems(job.directory) == []
 
 
+@pytest.mark.any_spark
 def test_the_commands_show_what_waits(job):
     """The condition is the error; the rows of the step have no key."""
     job.run()

@@ -24,6 +24,8 @@ from tests.memory_store import MemoryDirectory
 from tests.stores import STEP, Driver, OwnedDirectory, pack, problems
 from tests.tasks import definition
 
+pytestmark = pytest.mark.any_spark
+
 COUNT = 3
 QUARANTINE = f"$bad {STEP}"
 HOME = partition_of(WITHOUT_KEY, COUNT)

@@ -30,6 +30,8 @@ from tests.shares import first
 from tests.stores import STEP, Driver, OwnedDirectory, pack, problems
 from tests.tasks import definition
 
+pytestmark = pytest.mark.any_spark
+
 COUNT = 3
 QUARANTINE = f"$bad {STEP}"
 KEYS = ["a", "b", "c\x1e", "d", "e\x1e000000000001", "", "f", "g"]

@@ -18,6 +18,8 @@ from tests.memory_store import MemoryDirectory
 from tests.stores import Driver
 from tests.tasks import definition, run_batch, stored
 
+pytestmark = pytest.mark.any_spark
+
 KEYS = st.one_of(st.none(), st.text(st.sampled_from("ab\0é😀\uffff"), max_size=4))
 
 

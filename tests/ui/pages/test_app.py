@@ -495,6 +495,8 @@ def test_a_disk_that_hangs_keeps_no_pages_of_other_flows(make_store, pages, monk
     monkeypatch.setattr(
         Glances, "_look", lambda self, path: (path.parent != stuck or ends.wait(120)) and real(self, path)
     )
+    # Programs are answered behind this time.
+    monkeypatch.setattr("recovery.ui.facts.limits.PATIENCE_S", 0.5)
     monkeypatch.setattr("recovery.ui.pages.app.PATIENCE_S", 0.2)
     client = pages(stuck, sound)
     asked = [threading.Thread(target=client.http.get, args=(f"flows/{stuck.name}/",)) for _ in range(12)]

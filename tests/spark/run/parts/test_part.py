@@ -23,6 +23,8 @@ from recovery.storage.lock import lock_holder
 from tests.shares import first, some
 from tests.spark.support import add_up, run_to_end, states, totals_step
 
+pytestmark = pytest.mark.any_spark
+
 PAGE = Path(__file__).parents[4] / "docs" / "commit-protocol.md"
 
 

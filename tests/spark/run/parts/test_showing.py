@@ -20,6 +20,8 @@ from tests.spark.support import totals_step
 from tests.stores import problems
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.any_spark
+
 
 def ask(url: str) -> dict:
     with urllib.request.urlopen(url, timeout=60) as answer:
