@@ -238,12 +238,19 @@ def test_scratch_files_and_older_copies_beside_go_too(make_store):
             shutil.copy(path, directory / staging)
     shutil.copy(paths_of(directory)[0], directory / ".part-0.sqlite3.draft")
     shutil.copy(paths_of(directory)[1], directory / "part-1.sqlite3.replaced-lazy-wal")
+    # Set aside where partitions are on other disks; the last link leads to a partition in use.
+    disk = directory.parent / "disk"
+    disk.mkdir()
+    for name in ("part-8.sqlite3", "part-8.sqlite3-wal"):
+        shutil.copy(paths_of(directory)[1], disk / name)
+    (directory / "part-8.sqlite3.replaced").symlink_to(disk / "part-8.sqlite3")
+    (directory / "part-9.sqlite3.replaced").symlink_to(paths_of(directory)[0])
     assert traces(directory / "scratch", SECRET)
     before = left(directory)
     assert erased(directory) is not None
     assert traces(directory, SECRET) == []
     assert left(directory) == {epoch: rest(state) for epoch, state in before.items()}
-    assert not list(directory.glob(".*"))
+    assert not [*directory.glob(".*"), *directory.glob("*.replaced"), *disk.iterdir()]
 
 
 def test_a_reader_that_keeps_the_log_is_named(make_store, monkeypatch):

@@ -6,6 +6,7 @@ rows. Nothing has to be read but these rows and the epochs.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -185,12 +186,16 @@ def scrub(connection: apsw.Connection, path: Path) -> None:
 
 def remove_older_copies(directory: Path) -> None:
     """Remove the copies of partitions in a directory that no command reads: those that were replaced, and what killed
-    moves, restores and standbys left. Nobody else may bring partitions here. Raises DirectoryLockedError or
-    StorageError.
+    moves, restores and standbys left; of a link, also the file that it leads to, unless that is a partition in use.
+    Nobody else may bring partitions here. Raises DirectoryLockedError or StorageError.
     """
     with translated(directory):
-        for path in directory.iterdir():
-            if OLDER.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+        used = {os.path.realpath(path) for path in directory.glob("part-*.sqlite3")}
+        for path in filter(lambda each: OLDER.fullmatch(each.name), list(directory.iterdir())):
+            real = Path(os.path.realpath(path))
+            if path.is_symlink() and str(real) not in used:
+                for end in ("", *ENDS):
+                    real.with_name(f"{real.name}{end}").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
     clear(directory)
     clear_killed_attempt(directory)
