@@ -456,6 +456,16 @@ def test_going_back_goes_with_no_skipping(spark, directory):
         run(spark, directory, load(table), resume=True, resume_epoch=1)
 
 
+def test_going_back_needs_epochs(spark, directory, tmp_path):
+    """Marks in a state backend elsewhere belong to none: the option would change nothing."""
+    table = Table(spark, "int")
+    table.rows = [1]
+    config = RecoveryConfig(directory, state_backend=f"file://{tmp_path}")
+    run_pipeline(Pipeline("nightly", [load(table)]), config, spark=spark)
+    with pytest.raises(ConfigurationError, match="those in a state backend belong to none"):
+        run_pipeline(Pipeline("nightly", [load(table)]), replace(config, resume_after=0), spark=spark)
+
+
 def test_a_lag_that_does_not_fit_the_column(spark, directory):
     """The first run reports it, before anything is written."""
     table = Table(spark, "int")
