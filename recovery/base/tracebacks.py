@@ -82,6 +82,19 @@ def own_places(error: BaseException) -> list[str]:
     return [f"{Path(each.filename).name}, line {each.lineno}, in {each.name}" for each in frames[-MOST_FRAMES:]]
 
 
+class UnsendableError(Exception):
+    """An error whose text is not valid UTF-8; the text of this one is its traceback, with escapes."""
+
+
+def sendable(error: BaseException) -> BaseException:
+    """Return an error that a worker can report to Spark: `error`, or UnsendableError in its place. A text in Python may
+    have lone surrogates, such as the name of a file or a value out of JSON; PySpark cannot send such a text, and Spark
+    waits for it forever."""
+    text = "".join(traceback.format_exception(error))
+    escaped = text.encode(errors="backslashreplace").decode()
+    return error if escaped == text else UnsendableError(escaped)
+
+
 def is_from_gateway(error: BaseException) -> bool:
     """Whether an exception was raised in the gateway to Spark's JVM."""
     return any("py4j" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__))

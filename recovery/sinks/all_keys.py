@@ -75,8 +75,10 @@ class AllKeysSink(DiscardSink):
         self._store = store
 
     def rollback(self, resume: Resume) -> None:
-        """Replace what was written with the state that the run starts from."""
-        self._show(resume.epoch - 1)
+        """Replace what was written with the state that the run starts from. If an epoch follows that renames, drops or
+        converts states, that epoch is shown instead: the step may not be able to read what is stored before."""
+        if not resume.edits:
+            self._show(resume.epoch - 1)
 
     def prepare(self, output: EpochOutput) -> str:
         """Return an empty note: there is nothing to prepare, because the epoch itself is what will be shown."""

@@ -154,6 +154,7 @@ class Resume:
         --lose-epochs was given. say: gets a sentence for each execution whose output is taken back only for that.
     where: the store with the partitions, to read them; None: not known.
     accepts_loss: --lose-epochs was given: rows of closed epochs that somebody else took out of the target may stay so.
+    edits: an epoch that changes what is stored of steps follows before the first micro-batch, and its output with it.
     """
 
     epoch: Epoch
@@ -171,6 +172,7 @@ class Resume:
     replaced: tuple[str, ...] = ()
     accepts_loss: bool = False
     where: Store | None = None
+    edits: bool = False
 
     @property
     def stores(self) -> tuple[str, ...]:

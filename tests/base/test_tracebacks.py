@@ -8,7 +8,7 @@ import traceback
 
 import pytest
 
-from recovery.base.tracebacks import essence, essence_of, headline
+from recovery.base.tracebacks import essence, essence_of, headline, sendable
 
 JAVA = (
     "\n\n\tat org.apache.spark.api.python.BasePythonRunner.handle\nCaused by: x: Traceback (most recent call last):\n"
@@ -137,3 +137,18 @@ def test_a_message_without_end_is_cut():
 def test_an_error_without_a_traceback():
     """Its type and its message."""
     assert essence_of(ValueError("no")) == "ValueError: no"
+
+
+def test_an_error_that_a_worker_can_send():
+    """One with a text that is not valid UTF-8 is replaced by one with its traceback, and the same essence; also where
+    only its cause or a note has such a text."""
+    fine = ValueError("é")
+    assert sendable(fine) is fine
+    for text in ("\udcff", "a \ud800 b"):
+        with pytest.raises(ValueError, match="no") as raised:
+            raise ValueError("no") from KeyError(text)
+        raised.value.add_note(f"in step 's', key '{text}', micro-batch 0")
+        sent = sendable(raised.value)
+        assert "".join(traceback.format_exception(sent)).encode()
+        escaped = text.encode(errors="backslashreplace").decode()
+        assert essence_of(sent) == essence_of(raised.value).replace(text, escaped)

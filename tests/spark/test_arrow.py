@@ -10,6 +10,7 @@ import re
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 
 from recovery import AllKeysSink, ConfigurationError, StateValueError, StepChangedError, aggregate, stateful_arrow
@@ -281,6 +282,30 @@ def test_all_keys_each_time_an_epoch_is_closed(spark, feed, tmp_path):
     third = [*second[:2], ("b", 3, 2.0, 3)]
     assert run() == [(2, second), (3, third)]
     assert run(resume_epoch=2) == [(1, first), (2, second), (3, third)]
+
+
+def test_all_keys_where_the_start_changes_states(spark, feed, tmp_path):
+    """Renamed, converted, dropped: the function gets the epoch of that, not states that the step may not read."""
+    feed.add([("a", 1), ("b", 2)])
+    shown, steps = [], []
+
+    def run(step_id, total, migrate=None, **config):
+        step = aggregate(step_id, key="key", migrate=migrate, t=total)
+        sink = AllKeysSink(step, tmp_path / "db", lambda frame, epoch: shown.append((epoch, frame.collect())))
+        run_to_end(feed.frame(spark).transform(step), tmp_path / "db", sink, backup_interval=3600, **config)
+        found = [(epoch, sorted(map(tuple, rows))) for epoch, rows in shown]
+        shown.clear()
+        steps.append(step)
+        return found
+
+    run("s", sum_("value"))
+    assert run("other", sum_("value"), rename_steps={"s": "other"}) == [(2, [("a", 1), ("b", 2)])]
+    wide = sum_(F.expr("cast(value AS decimal(38,0))"))
+    assert run("other", wide, lambda old: old) == [(3, [("a", 1), ("b", 2)])]
+    with pytest.raises(PythonException, match="StateValueError: the states are not those of t: "):
+        steps[-1].all_keys(spark, tmp_path / "db", epoch=2).collect()
+    feed.add([("a", 3)])
+    assert run("other", max_("key"), drop_steps=("other",)) == [(4, []), (5, [("a", "a")])]
 
 
 @pytest.mark.long

@@ -18,6 +18,7 @@ from statistics import median
 
 import pyspark
 import pytest
+from pyspark.sql import functions as F
 
 from recovery import Flow, FlowFailedError, RecoveryConfig, SparkFailedError, init_partitions, run
 from recovery.spark.jvm.session import prepare_environment
@@ -68,6 +69,21 @@ def test_a_value_that_cannot_be_stored_is_named_with_its_step_key_and_place(tmp_
         "step 'count', key 'a': in dict {'n': 1, 'later': [<function count.<locals>.<lambda>"
     )
     assert "at ['later'][0], function <function" in error["found"]
+
+
+@pytest.mark.parametrize("where", ["step", "function"])
+def test_an_error_whose_text_is_not_utf8_is_reported(spark, feed, tmp_path, where):
+    """Such as one that names a file. PySpark cannot send that text, and Spark waited for it without end."""
+
+    def fail(key, *_):
+        raise ValueError(f"no file {key}\udcff")
+
+    feed.add([("a", 1)])
+    frame = feed.frame(spark)
+    frame = frame.transform(totals_step(update=fail)) if where == "step" else frame.select(F.udf(fail)("key"))
+    with pytest.raises(FlowFailedError, match=r"ValueError: no file a\\udcff \(test_failures.py, line \d+\)") as raised:
+        run_to_end(frame, tmp_path / "db")
+    assert raised.value.found.startswith("step 'totals', key 'a', micro-batch 0: ") is (where == "step")
 
 
 @pytest.mark.usefixtures("retries")

@@ -16,6 +16,7 @@ import pytest
 
 from recovery import (
     ConfigurationError,
+    Flow,
     FlowFailedError,
     FlowMismatchError,
     InputUnavailableError,
@@ -29,6 +30,7 @@ from recovery import (
     incremental,
     init_partitions,
     run_pipeline,
+    start,
 )
 from recovery.epochs.writer import EpochWriter
 from recovery.spark.jvm.versions import VERSION
@@ -460,6 +462,32 @@ def test_going_back_goes_with_no_skipping(spark, directory):
     run(spark, directory, load(table))
     with pytest.raises(ConfigurationError, match="resume_epoch puts back"):
         run(spark, directory, load(table), resume=True, resume_epoch=1)
+
+
+def test_going_back_needs_epochs(spark, directory, tmp_path):
+    """Marks in a state backend elsewhere belong to none: the option would change nothing."""
+    table = Table(spark, "int")
+    table.rows = [1]
+    config = RecoveryConfig(directory, state_backend=f"file://{tmp_path}")
+    run_pipeline(Pipeline("nightly", [load(table)]), config, spark=spark)
+    with pytest.raises(ConfigurationError, match="those in a state backend belong to none"):
+        run_pipeline(Pipeline("nightly", [load(table)]), replace(config, resume_after=0), spark=spark)
+
+
+def test_a_flow_without_recovery_has_no_marks(spark, feed):
+    """The error says so; before, the sink got something that is no frame. A window needs no mark."""
+    feed.add([("a", 1)])
+    moments, counts = Table(spark, "timestamp"), []
+    moments.rows = [MOMENT]
+
+    def write(batch, batch_id):
+        counts.append(incremental(moments.read, column="value", key="m", lookback="1h").count())
+        incremental(moments.read, column="value", key="m").count()
+
+    flow = Flow("totals", lambda _: feed.frame(spark).transform(totals_step()), write)
+    with pytest.raises(ConfigurationError, match="the load of 'm' cannot be done: a run without a recovery directory"):
+        start(flow, None, spark=spark, trigger="available-now").await_termination()
+    assert counts == [0]
 
 
 def test_a_lag_that_does_not_fit_the_column(spark, directory):

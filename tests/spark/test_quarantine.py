@@ -135,6 +135,40 @@ def test_more_rows_than_may_wait_end_the_run(job):
     assert job.totals() == {"a": [1], "b": [2, 4, 6], "c": [3, 7]}
 
 
+def up_to(path, output, fixed, most=1000):
+    """The flow of `bad_rows`, for values up to `most`."""
+
+    def add_up(key, rows, state):
+        if max(row.value for row in rows) > most:
+            raise ValueError("too large")
+        state.update([*(state.getOption or []), *(row.value for row in rows)])
+        yield key, sum(state.get)
+
+    def build(spark):
+        step = stateful("totals", key="key", update=add_up, output="key string, total long", on_error="quarantine")
+        return bad_rows.pairs(spark, path).transform(step)
+
+    return Flow("totals", build, FileSink(output))
+
+
+@pytest.mark.parametrize("many", [True, False], ids=["exchanged", "gathered"])
+def test_a_replay_that_leaves_fewer_rows_is_never_too_many(tmp_path, feed, spark, monkeypatch, many):
+    """Whatever the limit is, and although the tasks meet new bad rows before they replay the others."""
+    if many:
+        monkeypatch.setenv("RECOVERY_TUNING", "-gathering")
+    feed.add((f"k{number}", 1001) for number in range(9))
+    job = Job(tmp_path, feed, spark, up_to)
+    assert job.run().quarantined == 9
+    job.replay()
+    feed.add((f"new{number}", 2001) for number in range(4))
+    assert job.run({"most": 2000}, quarantine=1).quarantined == 4
+    assert job.totals() == {f"k{number}": [1001] for number in range(9)}
+    feed.add([("newer", 2001)])
+    with pytest.raises(QuarantineError, match="where 1 may"):
+        job.run({"most": 2000}, quarantine=1)
+    assert job.waiting().rows == 4
+
+
 @pytest.mark.any_spark
 def test_a_step_whose_errors_end_the_run_does_not_pass_rows_that_wait(job):
     """Refused, and nothing is changed, until the rows are dropped."""

@@ -3,7 +3,7 @@
 Sessions that this package makes name this module as the daemon. For workers of the session's JVM it repeats what
 `startup` has done; executors in other JVMs do not have that environment. A worker whose task was ended finds its socket
 closed, and exits without the traceback that Spark's daemon prints. A worker ends when its daemon does, however the
-daemon ended.
+daemon ended. What a function has raised is reported also if its text is not valid UTF-8.
 
 As in Spark's own daemon, nothing may start a thread before it forks.
 """
@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from recovery.base.tracebacks import sendable
 from recovery.spark.jvm.startup.sitecustomize import GONE, leave_archives, leave_signals_to_driver
 
 _PR_SET_PDEATHSIG = 1
@@ -52,6 +53,13 @@ if __name__ == "__main__":
     if sys.argv[1:2] in ([], ["pyspark.worker"]):
         # Forked workers then have it imported. It starts no thread, unlike Arrow and NumPy.
         import pyspark.worker
+
+        report = pyspark.worker.handle_worker_exception
+
+        def reported(error: BaseException, *given: Any) -> None:
+            report(sendable(error), *given)
+
+        pyspark.worker.handle_worker_exception = reported
 
     serve = pyspark.daemon.worker
 

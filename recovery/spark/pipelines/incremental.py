@@ -98,9 +98,6 @@ class FlowLoads:
     def during(self, spark: SparkSession, batch: BatchId) -> Iterator[None]:
         """Context manager in which loads belong to this micro-batch; if the micro-batch fails, the loads move no
         mark."""
-        if self._state is None:
-            yield
-            return
         loading = Loading(spark, self._mark_of, self._clock)
         token = _current.set(loading)
         try:
@@ -133,7 +130,8 @@ class FlowLoads:
         """Do nothing: the marks are visible when the epoch is closed."""
 
     def _mark_of(self, key: str) -> Any:
-        assert self._state is not None
+        if self._state is None:
+            raise bad(key, "a run without a recovery directory has no marks", "Give it one (-r DIR).")
         with self._lock:
             found = [marks[key] for _, marks in sorted(self._moved.items()) if key in marks]
         return found[-1] if found else self._state.get_hwm(key)

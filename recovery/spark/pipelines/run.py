@@ -395,6 +395,11 @@ def _check_given(
         raise ConfigurationError(
             "no_output and until are for flows: a pipeline's nodes write by themselves", remedy="Leave them out."
         )
+    if config.rewind_to is not None and is_uri(choose(config.directory, config.state_backend)):
+        raise ConfigurationError(
+            "resume_after or resume_epoch puts back marks of epochs, and those in a state backend belong to none",
+            remedy="Set them back one by one: python -m recovery hwm set --force; or leave the state backend out.",
+        )
     if resume and config.rewind_to is not None:
         raise ConfigurationError(
             "resume would skip nodes whose marks resume_after or resume_epoch puts back",

@@ -108,7 +108,7 @@ class FlowRun:
         resume = resume_of_sink(
             prepared.plan, self.execution, self.store, prepared.origins, prepared.places,
             loses=prepared.config.lose_epochs or restored.counts, accepts_loss=prepared.config.lose_epochs,
-            say=self._taken_back.append,
+            edits=bool(self._steps.edits), say=self._taken_back.append,
         )  # fmt: skip
         try:
             return Delivery(sink, resume, recoverable=prepared.temporary is None)

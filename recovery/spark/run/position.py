@@ -221,10 +221,11 @@ def resume_of_sink(
     *,
     loses: bool,
     accepts_loss: bool = False,
+    edits: bool = False,
     say: Callable[[str], None],
 ) -> Resume:
-    """Where the sink must go back to. origins: the stores that this one was made from. where, loses, accepts_loss, say:
-    see `Resume`."""
+    """Where the sink must go back to. origins: the stores that this one was made from. where, loses, accepts_loss,
+    edits, say: see `Resume`."""
     note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
     return Resume(
         epoch=plan.resume_epoch,
@@ -241,6 +242,7 @@ def resume_of_sink(
         loses=loses,
         say=say,
         accepts_loss=accepts_loss,
+        edits=edits,
     )
 
 

@@ -84,7 +84,7 @@ class Stream(Part):
             name=run.prepared.flow_id,
             checkpoint=run.home.location,
             address=run.access.address,
-            most_waiting=run.prepared.quarantine_limit.rows,
+            most_waiting=run.quarantine.most_of_task,
             trigger=trigger,
             started=self._launched,
         )

@@ -108,16 +108,12 @@ class WaitingReader(DataSourceReader):
         for key, number, entry, epoch in _entries(self._options, partition, self._address):
             size_bytes = len(entry.data)
             if held and (len(held) == BATCH_ENTRIES or held_bytes + size_bytes > BATCH_BYTES):
-                yield _joined(held)
+                yield pa.concat_batches(held)
                 held, held_bytes = [], 0
             held.append(_batch(partition.step, key, number, entry, epoch, schema))
             held_bytes += size_bytes
         if held:
-            yield _joined(held)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+            yield pa.concat_batches(held)
 
 
 def _reader(options: Mapping[str, str], step: StepId, address: DriverAddress | None, epoch: int | None) -> StateReader:

@@ -159,7 +159,15 @@ class AppliedAggregation:
             if not batch.num_rows:
                 continue
             keys = parse_keys(batch.column("key").to_pylist(), self.key_types, self.time_zone)
-            held = dict(zip(self.states.names, table.decode(batch.column("state").to_pylist()), strict=True))
+            try:
+                columns = table.decode(batch.column("state").to_pylist())
+            except ValueError as error:
+                raise StateValueError(
+                    f"the states are not those of {', '.join(table.schema.names)}: {error}",
+                    cause="They were stored before the step's aggregates were changed.",
+                    remedy="Read them with the step as it was then, or as text: spark.read.format('recovery').",
+                ) from error
+            held = dict(zip(self.states.names, columns, strict=True))
             results = [
                 each.kernel.result([held[field.name] for field in each.states]) for each in self.aggregation.columns
             ]

@@ -34,7 +34,7 @@ class ArrowQuarantineTask(Quarantining, ArrowStepTask):
         runs = self._admitted(chunk)
         outputs = list(self._by_halves(runs)) if runs is not None and runs.texts else []
         self._quarantine.flush()
-        return pa.Table.from_batches(outputs).combine_chunks().to_batches()[0] if outputs else None
+        return pa.concat_batches(outputs) if outputs else None
 
     def _by_halves(self, runs: KeyGroups) -> Iterator[pa.RecordBatch]:
         """Call update for all keys, or for each half of them if that fails; yield the output, and keep the changes. A

@@ -79,8 +79,7 @@ class ArrowStepTask(StepTask):
         except StateValueError as error:
             raise self._naming_step(error) from error
         except Exception as error:
-            error.add_note(f"in step {definition.step_id!r}, {counted(len(states), 'key')}, micro-batch {self._batch}")
-            raise
+            self._raise_noted(error, counted(len(states), "key"))
         if not isinstance(result, tuple) or len(result) != 2:
             raise StateValueError(
                 f"step {definition.step_id!r}: update gave a {type(result).__name__}",

@@ -1,7 +1,8 @@
 """Strict conversion of the output of `update` to Arrow arrays of the declared types.
 
-Arrow silently changes values that do not fit: it cuts 2.75 to 2, ignores a misspelt field of a struct, and reads times
-without a zone as UTC. So a column that is not plainly of the declared type is checked value by value.
+Arrow silently changes values that do not fit: it cuts 2.75 to 2, also where a time is declared, ignores a misspelt
+field of a struct, and reads times without a zone as UTC. So a column that is not plainly of the declared type is
+checked value by value.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def to_batch(output: list[tuple[Any, ...]], schema: pa.Schema, step_id: StepId, 
             array = to_array(column, field.type, time_zone)
             refuse_null(array, field)
             arrays.append(array)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:
+            # NumPy and the value's own class have errors of their own.
             raise StateValueError(
                 f"step {step_id!r}: output column {field.name!r} ({field.type}): {error}",
                 cause="update gave a value that does not fit the declared output.",
@@ -195,7 +199,7 @@ def _is_plain(column: Sequence[Any], kind: pa.DataType) -> bool:
 @lru_cache(256)
 def _fit_of(kind: pa.DataType, time_zone: str) -> Fit | None:
     """Return the function that checks and converts values of a type; None if Arrow never changes such values."""
-    if pa.types.is_integer(kind):
+    if pa.types.is_integer(kind) or pa.types.is_duration(kind) or pa.types.is_time(kind):
         return _whole
     if pa.types.is_float32(kind):
         return _short
@@ -238,14 +242,16 @@ def _refuse_new_infinities(array: pa.Array[Any], wide: pa.Array[Any]) -> None:
 def _day(value: Any) -> Any:
     if isinstance(value, datetime):
         raise pa.ArrowInvalid(f"{value!r} is a moment, and a date is declared")
-    return value
+    return _whole(value)
 
 
 def _moment(zoned: bool, time_zone: str) -> Fit:
     def fit(value: Any) -> Any:
         if isinstance(value, np.datetime64):
             value = value.astype("datetime64[us]").item()
-        if not isinstance(value, datetime) or (value.tzinfo is not None) == zoned:
+        if not isinstance(value, datetime):
+            return _whole(value)
+        if (value.tzinfo is not None) == zoned:
             return value
         # Of a repeated hour this takes the first; a time in a skipped hour becomes one as long after the change.
         zone = zone_of(time_zone)

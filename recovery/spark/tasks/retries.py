@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pyspark import SparkContext, TaskContext
 
+from recovery.base.tracebacks import sendable
 from recovery.config import DEFAULT_MASTER
 from recovery.errors import LeaseLostError, RecoveryError, StorageError
 from recovery.host import private
@@ -35,24 +36,25 @@ def retry_properties(context: SparkContext) -> dict[str, str | None]:
 
 @contextlib.contextmanager
 def raised_once(context: TaskContext) -> Iterator[None]:
-    """Context manager for the work of a task. Raises FailedBeforeError if the work itself failed an earlier attempt."""
+    """Context manager for the work of a task. Raises FailedBeforeError if the work itself failed an earlier attempt,
+    and UnsendableError in place of an error that could not be reported."""
     prefix = context.getLocalProperty(NOTES_PROPERTY)
-    if prefix is None:
-        yield
-        return
-    note = Path(f"{prefix}-{context.stageId()}-{context.partitionId()}")
-    if context.attemptNumber() and note.exists():
+    note = None if prefix is None else Path(f"{prefix}-{context.stageId()}-{context.partitionId()}")
+    if note is not None and context.attemptNumber() and note.exists():
         raise FailedBeforeError(note.read_text())
     try:
         yield
-    except Exception as error:
-        if _comes_again(error):
+    except BaseException as raised:
+        error = sendable(raised)
+        if note is not None and _comes_again(raised):
             with contextlib.suppress(OSError):
                 note.write_text("".join(traceback.format_exception(error)))
+        if error is not raised:
+            raise error from None
         raise
 
 
-def _comes_again(error: Exception) -> bool:
+def _comes_again(error: BaseException) -> bool:
     """Return whether an error would occur again: it comes from the step's function or its result, and has a note that
     says where.
 

@@ -10,7 +10,7 @@ import contextlib
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import pyarrow as pa
@@ -269,7 +269,14 @@ class StepTask:
         """Raise the error of a call of update, or return the packed change of the key in place of the call's."""
         if isinstance(error, RecoveryError):
             raise self._named(error, call.key) from error
-        error.add_note(f"in step {self._definition.step_id!r}, key {shown(call.key)}, micro-batch {self._batch}")
+        self._raise_noted(error, f"key {shown(call.key)}")
+
+    def _raise_noted(self, error: Exception, what: str) -> NoReturn:
+        """Raise an error of the user's function, with a note that says in which call it was raised: for what."""
+        if isinstance(error, StopIteration):
+            # Where it leaves a generator, Python would replace it, and nothing would say whose it was.
+            error = RuntimeError("the function raised StopIteration").with_traceback(error.__traceback__)
+        error.add_note(f"in step {self._definition.step_id!r}, {what}, micro-batch {self._batch}")
         raise error
 
     def _pack_with_timeout(self, text: str, state: GroupState, before: str | None) -> str | None:

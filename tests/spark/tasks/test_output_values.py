@@ -71,6 +71,8 @@ def test_what_fits(value, kind, expected):
         ({"a": 1.5}, PAIR), ((1.5, "x"), PAIR), ((1,), PAIR), ({"k": 1.5}, pa.map_(pa.string(), LONG)),
         (datetime(2024, 1, 1, 23, 30, tzinfo=UTC), pa.date32()), ([local("2024-01-01")], pa.list_(pa.date32())),
         (5, pa.map_(pa.string(), LONG)), (5, pa.list_(LONG)), ([{"totl": 3}], pa.list_(PAIR)),
+        (1714557600.25, ZONED), (1714557600.25, PLAIN), (Decimal("1.5"), pa.date32()), (1.5, pa.duration("us")),
+        (1.5, pa.time64("us")), ([1.5], pa.list_(ZONED)),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(value, kind):
@@ -160,6 +162,22 @@ def test_other_names_are_refused(row, said):
     for some in ([row], [("a", 1, None), row], [Wanted("a", 1, None), row]):
         with pytest.raises(StateValueError, match=said):
             to_batch(some, OUTPUT, StepId("s"), BERLIN)
+
+
+class Broken:
+    """A value whose own code fails."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+@pytest.mark.parametrize(
+    "value", [np.timedelta64(1, "s"), np.ma.masked, Broken()], ids=lambda each: type(each).__name__
+)
+def test_whatever_a_value_raises_the_error_names_step_and_column(value):
+    """A quarantine takes such an error for the row's own."""
+    with pytest.raises(StateValueError, match=r"step 's': output column 'at' \(timestamp\[us\]\): "):
+        to_batch([(value,)], pa.schema([("at", PLAIN)]), StepId("s"), BERLIN)
 
 
 def test_a_row_of_the_input_goes_by_the_names_of_its_columns():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from zlib import crc32
 
 import pyarrow as pa
@@ -150,6 +151,18 @@ def test_a_state_that_cannot_be_read(driver):
     message = f"step '{STEP}', key '{HERE[2]}': its state \"many\" cannot be read: Expected `int`"
     with pytest.raises(StateValueError, match=message):
         run(driver, made, StepTask, batch(HERE), number=1)
+
+
+def test_a_function_that_raises_stop_iteration(driver, kind):
+    """The error says in which call, and where in the user's code: Python would replace it by one that says neither."""
+
+    def update(*_):
+        return next(iter(()))
+
+    with pytest.raises(RuntimeError, match="the function raised StopIteration") as raised:
+        run(driver, replace(step(kind), update=update), kind, batch(HERE))
+    assert raised.value.__notes__[0].startswith(f"in step '{STEP}', ")
+    assert Path(__file__).name in [Path(each.path).name for each in raised.traceback]
 
 
 def test_a_state_that_no_partition_can_store_names_step_and_key(driver, kind, monkeypatch):

@@ -66,6 +66,7 @@ class Quarantine(Part):
             each.step_id: before.get(each.step_id, WaitingRows()).rows for each in definitions if each.hold is not None
         }
         """The rows that wait, by step."""
+        self._replays = any(each.replays for each in before.values())
         self._since_ms = min((each.since_ms for each in before.values() if each.since_ms is not None), default=None)
         self._store = store
         self._clock = clock
@@ -75,6 +76,12 @@ class Quarantine(Part):
     def rows(self) -> int:
         """The rows that wait, of all steps."""
         return sum(self.by_step.values())
+
+    @property
+    def most_of_task(self) -> int:
+        """How many rows a task may put into quarantine at the start of the run: as many as may wait, besides those that
+        a replay may let go."""
+        return self._limit.rows + (self.rows if self._replays else 0)
 
     def processed(self, lease: Lease, batch: BatchId, counts: Mapping[StepId, BatchCount]) -> None:
         """Count the rows of a micro-batch. Raises QuarantineError if too many wait now, or have come; then the
