@@ -33,6 +33,8 @@ None."""
 
 _PLAIN = {tuple, list}
 _NUMBERS = {int, type(None)}
+_MICROSECONDS = {"M": "datetime64[us]", "m": "timedelta64[us]"}
+"""What an array of NumPy's times becomes, by its kind."""
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
 _LARGE = 1 << 31
 """The number of bytes from which on a column does not fit 32-bit offsets."""
@@ -185,7 +187,8 @@ def zone_of(name: str) -> tzinfo:
 def _is_plain(column: Sequence[Any], kind: pa.DataType) -> bool:
     """Return whether the values' types, or their time zones, show that Arrow converts them without changing any."""
     if pa.types.is_integer(kind):
-        return all(each in _NUMBERS or issubclass(each, np.integer) for each in set(map(type, column)))
+        kinds = set(map(type, column)) - _NUMBERS
+        return all(issubclass(each, np.integer) and not issubclass(each, np.timedelta64) for each in kinds)
     if pa.types.is_date(kind):
         return {date, type(None)}.issuperset(map(type, column))
     if pa.types.is_timestamp(kind):
@@ -199,8 +202,10 @@ def _is_plain(column: Sequence[Any], kind: pa.DataType) -> bool:
 @lru_cache(256)
 def _fit_of(kind: pa.DataType, time_zone: str) -> Fit | None:
     """Return the function that checks and converts values of a type; None if Arrow never changes such values."""
-    if pa.types.is_integer(kind) or pa.types.is_duration(kind) or pa.types.is_time(kind):
+    if pa.types.is_integer(kind) or pa.types.is_time(kind):
         return _whole
+    if pa.types.is_duration(kind):
+        return _span
     if pa.types.is_float32(kind):
         return _short
     if pa.types.is_timestamp(kind):
@@ -219,6 +224,9 @@ def _fit_of(kind: pa.DataType, time_zone: str) -> Fit | None:
 def _whole(value: Any) -> Any:
     if type(value) is int or not isinstance(value, Number) or isinstance(value, bool | np.bool_):
         return value
+    if isinstance(value, np.timedelta64):
+        # To Python it is a number, of the unit that it happens to have.
+        raise pa.ArrowInvalid(f"{value!r} is a length of time")
     try:
         whole = int(value)  # type: ignore[call-overload]
     except (ValueError, OverflowError, TypeError):
@@ -242,6 +250,12 @@ def _refuse_new_infinities(array: pa.Array[Any], wide: pa.Array[Any]) -> None:
 def _day(value: Any) -> Any:
     if isinstance(value, datetime):
         raise pa.ArrowInvalid(f"{value!r} is a moment, and a date is declared")
+    return _whole(value)
+
+
+def _span(value: Any) -> Any:
+    if isinstance(value, np.timedelta64):
+        return value.astype("timedelta64[us]", casting="same_kind").item()
     return _whole(value)
 
 
@@ -271,7 +285,8 @@ def _list(kind: pa.DataType, inner: Fit | None) -> Fit | None:
             if value.dtype.kind in harmless and (value.dtype.kind != "f" or value.dtype.itemsize <= 4):
                 return value
             # tolist() gives nanoseconds as plain integers, which Arrow would read as microseconds.
-            value = (value.astype("datetime64[us]") if value.dtype.kind == "M" else value).tolist()
+            unit = _MICROSECONDS.get(value.dtype.kind)
+            value = (value if unit is None else value.astype(unit, casting="same_kind")).tolist()
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             return value
         elements = value if isinstance(value, list | tuple) else list(value)

@@ -72,7 +72,9 @@ def test_what_fits(value, kind, expected):
         (datetime(2024, 1, 1, 23, 30, tzinfo=UTC), pa.date32()), ([local("2024-01-01")], pa.list_(pa.date32())),
         (5, pa.map_(pa.string(), LONG)), (5, pa.list_(LONG)), ([{"totl": 3}], pa.list_(PAIR)),
         (1714557600.25, ZONED), (1714557600.25, PLAIN), (Decimal("1.5"), pa.date32()), (1.5, pa.duration("us")),
-        (1.5, pa.time64("us")), ([1.5], pa.list_(ZONED)),
+        (1.5, pa.time64("us")), ([1.5], pa.list_(ZONED)), (np.timedelta64(5, "ns"), LONG),
+        (np.timedelta64(5, "ns"), ZONED), (np.timedelta64(5, "ns"), pa.date32()),
+        (np.timedelta64(5, "ns"), pa.time64("us")),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(value, kind):
@@ -114,6 +116,17 @@ def test_times_of_numpy_are_times_without_a_zone(unit):
         assert to_array([noon], kind, BERLIN).to_pylist() == [expected]
         assert there([noon], pa.list_(kind)) == there(np.array([noon]), pa.list_(kind)) == [expected]
         assert there(np.datetime64("NaT", unit), kind) is None
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_lengths_of_time_of_numpy(unit):
+    """Alone as in an array, whatever their unit is."""
+    kind, minute, none = pa.duration("us"), np.timedelta64(60, "s").astype(f"m8[{unit}]"), np.timedelta64("NaT", unit)
+    assert there(minute, kind) == timedelta(minutes=1)
+    assert to_array([minute], kind, BERLIN).to_pylist() == [timedelta(minutes=1)]
+    for values in ([minute, none], np.array([minute, none])):
+        assert there(values, pa.list_(kind)) == [timedelta(minutes=1), None]
+    assert there({"k": minute}, pa.map_(pa.string(), kind)) == [("k", timedelta(minutes=1))]
 
 
 REQUIRED = T.StructType([
