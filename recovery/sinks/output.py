@@ -112,9 +112,10 @@ class OutputDirectory:
         with self._translated():
             for each in (self.path, self._hidden, self._prepared):
                 self._disk.check_writable(each)
+            found = self.find()
             if self._fresh and resume.note is not None:
-                self._check_former(resume.note, resume)
-            return self._plan(self.find(), resume)
+                self._check_former(resume.note, resume, found.owner)
+            return self._plan(found, resume)
 
     def rollback(self, resume: Resume) -> None:
         """Leave exactly the output of the closed epochs; the module's docstring lists the steps."""
@@ -321,21 +322,22 @@ class OutputDirectory:
         shown = self._disk.shown(self.path)
         return plan_output(found, resume, format=self._format, path=shown, fresh=self._fresh, check_from=check_from)
 
-    def _check_former(self, text: str, resume: Resume) -> None:
+    def _check_former(self, text: str, resume: Resume, owner: OutputOwner | None) -> None:
         """Raise OutputMismatchError if the directory of the flow's former output, on this file system, lacks the newest
-        closed epoch: nobody would publish it any more."""
+        closed epoch: nobody would publish it any more. owner: that of this directory, which may be the former one under
+        another path."""
         system = self._disk.shown(Path("/"))
         try:
             note = decode_note(text)
-            former = Path("/", note.path.removeprefix(system))
-            if former == self.path or not note.path.startswith(system):
+            if (owner is not None and owner.sink == note.sink) or not note.path.startswith(system):
                 return
+            former = Path("/", note.path.removeprefix(system))
             found = OutputDirectory(former, self._format, fresh=False, check_all=False, disk=self._disk).find()
         except RecoveryError:
             # Of another kind of sink, damaged, or out of reach.
             return
-        owner, published = found.owner, {entry.digest for entry in found.entries}
-        is_own = owner is not None and resume.shares(owner.store, owner.formers)
+        published = {entry.digest for entry in found.entries}
+        is_own = found.owner is not None and resume.shares(found.owner.store, found.owner.formers)
         if is_own and note.digest in {entry.digest for entry in found.prepared} - published:
             raise OutputMismatchError(
                 f"a new output would begin, and closed epoch {note.epoch} is not published in {note.path} yet",

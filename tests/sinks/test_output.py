@@ -349,7 +349,8 @@ class TestMismatch:
         self.refused(store, disk, "was written|does not hold|snapshot")
 
     def test_a_new_output_while_the_former_one_lacks_an_epoch(self):
-        """A run that was killed before it published left a closed epoch that only the former directory has."""
+        """A run that was killed before it published left a closed epoch that only the former directory has. By another
+        path, a link for example, that directory is no new output."""
         store, disk = Store(), MemoryDisk()
         killed = Run(store, disk)
         killed.write(0)
@@ -359,6 +360,10 @@ class TestMismatch:
         with pytest.raises(OutputMismatchError, match="closed epoch 1 is not published in /data/out yet"):
             new.plan(store.begin())
         new.plan(store.forked().begin())
+        linked, link = disk.copy(), OUT.with_name("link")
+        linked.names |= {link / path.relative_to(OUT): inode for path, inode in linked.names.items()}
+        same = OutputDirectory(link, "json", fresh=True, check_all=True, disk=linked)
+        assert [each.epoch for each in same.plan(store.begin()).publish] == [1]
         Run(store, disk)
         new.plan(store.begin())
 
