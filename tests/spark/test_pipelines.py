@@ -32,9 +32,11 @@ from recovery import (
     run_pipeline,
     start,
 )
+from recovery.base.clock import SystemClock
+from recovery.base.ids import BatchId
 from recovery.epochs.writer import EpochWriter
 from recovery.spark.jvm.versions import VERSION
-from recovery.spark.pipelines.incremental import Incremental, Load, Loading
+from recovery.spark.pipelines.incremental import FlowLoads, Incremental, Load, Loading, _current
 from tests.operational.support import IMPATIENT, SetClock
 from tests.owner.served import invoked
 from tests.shares import first, some
@@ -488,6 +490,20 @@ def test_a_flow_without_recovery_has_no_marks(spark, feed):
     with pytest.raises(ConfigurationError, match="the load of 'm' cannot be done: a run without a recovery directory"):
         start(flow, None, spark=spark, trigger="available-now").await_termination()
     assert counts == [0]
+
+
+@pytest.mark.any_spark
+def test_micro_batches_without_marks_leave_nothing_behind():
+    """A run without recovery closes no epoch. Of a micro-batch that is processed again, the second time counts."""
+    loads = FlowLoads(None, SystemClock())
+    for batch in range(3):
+        with loads.during(None, BatchId(batch)):
+            pass
+    assert loads._moved == {}
+    for found in ([Load("m", None, 1, 0)], []):
+        with loads.during(None, BatchId(3)):
+            _current.get().loads.extend(found)
+        assert loads._moved == ({3: {"m": 1}} if found else {})
 
 
 def test_a_lag_that_does_not_fit_the_column(spark, directory):

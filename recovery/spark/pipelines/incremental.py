@@ -106,8 +106,12 @@ class FlowLoads:
             _current.reset(token)
         for key in (load.key for load in loading.loads if load.future):
             warnings.warn(f"the mark of {key} is in the future: until then, loads skip new rows", stacklevel=1)
+        marks = moved(loading.loads)
         with self._lock:
-            self._moved[batch] = moved(loading.loads)
+            self._moved.pop(batch, None)
+            if marks:
+                # Without recovery no epoch is closed, after which anything would be forgotten.
+                self._moved[batch] = marks
 
     def prepare(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> dict[StepId, dict[str, str | bytes | None]]:
         """Return the rows with marks for the epoch that ends with `batch`."""
