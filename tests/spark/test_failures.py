@@ -18,7 +18,9 @@ from statistics import median
 
 import pyspark
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from recovery import Flow, FlowFailedError, RecoveryConfig, SparkFailedError, init_partitions, run
 from recovery.spark.jvm.session import prepare_environment
@@ -84,6 +86,32 @@ def test_an_error_whose_text_is_not_utf8_is_reported(spark, feed, tmp_path, wher
     with pytest.raises(FlowFailedError, match=r"ValueError: no file a\\udcff \(test_failures.py, line \d+\)") as raised:
         run_to_end(frame, tmp_path / "db")
     assert raised.value.found.startswith("step 'totals', key 'a', micro-batch 0: ") is (where == "step")
+
+
+def test_a_data_source_whose_error_is_not_utf8_is_reported(spark):
+    """Spark runs other Python processes to ask a source of the user's own what there is."""
+
+    class Reader(DataSourceReader):
+        def partitions(self):
+            raise ValueError("no file \udcff")
+
+        def read(self, partition):
+            yield (1,)
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls):
+            return "unlisted"
+
+        def schema(self):
+            return "n int"
+
+        def reader(self, schema):
+            return Reader()
+
+    spark.dataSource.register(Source)
+    with pytest.raises(AnalysisException, match=r"ValueError: no file \\udcff"):
+        spark.read.format("unlisted").load().collect()
 
 
 @pytest.mark.usefixtures("retries")

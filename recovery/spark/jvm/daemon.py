@@ -3,7 +3,7 @@
 Sessions that this package makes name this module as the daemon. For workers of the session's JVM it repeats what
 `startup` has done; executors in other JVMs do not have that environment. A worker whose task was ended finds its socket
 closed, and exits without the traceback that Spark's daemon prints. A worker ends when its daemon does, however the
-daemon ended. What a function has raised is reported also if its text is not valid UTF-8.
+daemon ended. What a function or a data source has raised is reported also if its text is not valid UTF-8.
 
 As in Spark's own daemon, nothing may start a thread before it forks.
 """
@@ -48,18 +48,21 @@ if __name__ == "__main__":
     leave_signals_to_driver()
     leave_archives()
 
+    import pyspark.util
+
+    # First: the modules of workers import this function by its name, and some versions of the daemon import one.
+    report = pyspark.util.handle_worker_exception
+
+    def reported(error: BaseException, *given: Any) -> None:
+        report(sendable(error), *given)
+
+    pyspark.util.handle_worker_exception = reported
+
     import pyspark.daemon
 
     if sys.argv[1:2] in ([], ["pyspark.worker"]):
         # Forked workers then have it imported. It starts no thread, unlike Arrow and NumPy.
         import pyspark.worker
-
-        report = pyspark.worker.handle_worker_exception
-
-        def reported(error: BaseException, *given: Any) -> None:
-            report(sendable(error), *given)
-
-        pyspark.worker.handle_worker_exception = reported
 
     serve = pyspark.daemon.worker
 
