@@ -323,9 +323,11 @@ def _unlike(found: str) -> StateValueError:
 
 
 def too_many(step: str, rows: int, most: int, failure: KeptFailure | None, text: str) -> QuarantineError:
-    """Return the error for more rows in quarantine than may wait."""
+    """Return the error for more rows than one task may put into quarantine; with a replay, `most` exceeds the limit."""
     newest = "" if failure is None else f"; the newest error, for key {shown(text)}: {failure.text}"
-    return QuarantineError(f"step {step!r} would put {rows:,} rows into quarantine, where {most:,} may wait{newest}")
+    return QuarantineError(
+        f"one task of step {step!r} would put {rows:,} rows into quarantine, where it may put {most:,}{newest}"
+    )
 
 
 def _keys(texts: Iterable[str]) -> Iterator[str]:
