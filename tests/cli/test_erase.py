@@ -24,6 +24,7 @@ from recovery.errors import (
     BackupTargetError,
     ConfigurationError,
     DirectoryLockedError,
+    DuplicatePartitionError,
     ErasureIncompleteError,
     ForeignPartitionError,
     NoBackupError,
@@ -752,6 +753,23 @@ def test_what_others_put_beside_is_named(store, tmp_path):
         each.unlink()
     assert erase(store, *words, "--yes").exit_code == StateNotFoundError.exit_code
     assert traces(store, SECRET) == traces(standby, SECRET) == []
+
+
+def test_a_copy_that_was_put_aside_is_named(store):
+    """As the error of a second copy says how. The question does not speak of copies that the command names."""
+    copy = Path(shutil.copy(store / "part-0.sqlite3", store / "part-0 copy.sqlite3"))
+    refused = erase(store, "--key", PERSON, "--yes")
+    assert refused.exit_code == DuplicatePartitionError.exit_code
+    aside = copy.with_name(f"{copy.name}.aside")
+    assert str(aside) in refused.stderr
+    copy.rename(aside)
+    asked = erase(store, "--key", PERSON, given="n\n")
+    assert f"{aside}: an older copy of the partition, which no run uses" in asked.stderr
+    assert "named copies" not in asked.output
+    assert erase(store, "--key", PERSON, "--yes").exit_code == ErasureIncompleteError.exit_code
+    aside.unlink()
+    assert erase(store, "--key", PERSON, "--yes").exit_code == StateNotFoundError.exit_code
+    assert traces(store, SECRET) == []
 
 
 def _at(places: SpreadDirectory) -> list[str]:

@@ -24,7 +24,7 @@ from recovery.storage.seam import HeldRows, KeyToErase
 from recovery.storage.sqlite.describe import EPOCHS, STEPS, closed_epochs, insert_epoch
 from recovery.storage.sqlite.digests import MODULUS
 from recovery.storage.sqlite.epoch_log import is_logged
-from recovery.storage.sqlite.file.log_files import ENDS
+from recovery.storage.sqlite.file.log_files import ENDS, draft_of
 from recovery.storage.sqlite.file.statements import rows, translated
 from recovery.storage.sqlite.file.tables import ROW_BYTES
 from recovery.storage.sqlite.measures import change_sizes
@@ -186,11 +186,14 @@ def scrub(connection: apsw.Connection, path: Path) -> None:
 
 def remove_older_copies(directory: Path) -> None:
     """Remove the copies of partitions in a directory that no command reads: those that were replaced, and what killed
-    moves, restores and standbys left; of a link, also the file that it leads to, unless that is a partition in use.
-    Nobody else may bring partitions here. Raises DirectoryLockedError or StorageError.
+    moves, restores and standbys left, also beside the file to which a link leads; of a replaced link, also the file
+    that it leads to, unless that is a partition in use. Nobody else may bring partitions here. Raises
+    DirectoryLockedError or StorageError.
     """
     with translated(directory):
         used = {os.path.realpath(path) for path in directory.glob("part-*.sqlite3")}
+        for each in used:
+            draft_of(Path(each)).unlink(missing_ok=True)
         for path in filter(lambda each: OLDER.fullmatch(each.name), list(directory.iterdir())):
             real = Path(os.path.realpath(path))
             if path.is_symlink() and str(real) not in used:
