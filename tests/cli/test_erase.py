@@ -18,6 +18,7 @@ from recovery.backup.note import note_last_drill
 from recovery.backup.repository import begin
 from recovery.backup.standby.follow import Follower
 from recovery.base.clock import SystemClock
+from recovery.base.printable import one_line
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.cli import main
 from recovery.errors import (
@@ -701,10 +702,11 @@ def test_what_nobody_rewrites_at_owners_is_named(make_store, tmp_path):
             run.close(20_000)
         unused = Path(shutil.copy(tmp_path / path.name, places.places[0]))
         (tmp_path / path.name).unlink()
-        beside = Path(shutil.copy(path, path.with_name(f"{path.name}.bak")))
+        # A name need not be UTF-8.
+        beside = Path(shutil.copy(path, path.with_name(f"{path.name}\udcff.bak")))
         assert len(traces(made.parent, SECRET)) > 1
         words = ["--key", PERSON, *_at(places)]
-        names = {str(unused), f"{beside} at {places.services[places.places.index(path.parent) - 1].at}"}
+        names = {str(unused), one_line(f"{beside} at {places.services[places.places.index(path.parent) - 1].at}")}
         looked = json.loads(erase(places.places[0], *words, "--dry-run", "--json").stdout)
         assert {each["location"] for each in looked["copies"]} == names
         done = erase(places.places[0], *words, "--yes", "--json")

@@ -11,11 +11,13 @@ OWN = (
     "part-0.sqlite3.replaced", "part-0.sqlite3.replaced-wal", "part-0.sqlite3.replaced-lazy", ".part-0.sqlite3.draft",
     "recovery.lock", "recovery-part-0.sqlite3.lock", "locks", "scratch", "last-backup.json", "waiting.json",
     ".moved-part-3.json", ".last-drill.json.4711-0123abcd", "..moved-part-3.json.1-0123abcd",
+    ".standby.json.4711-0123abcd",
     ".move-0123456789abcdef", ".init-12ab", ".restore-7-12ab",
 )  # fmt: skip
 BESIDE = (".part-0.sqlite3-litestream", "copy of part-0.sqlite3", "part-0.sqlite3.bak", "part-0.sqlite3~",
-          "orders.sqlite3.aside-2", "part-0 copy.sqlite3.aside", "part-0 copy.sqlite3.aside-wal")  # fmt: skip
-OTHER = ("notes.txt", "last-backup.json.old", ".last-drill.json.x", "output", "part-x.sqlite3")
+          "orders.sqlite3.aside-2", "part-0 copy.sqlite3.aside", "part-0 copy.sqlite3.aside-wal",
+          "part-0 \n.sqlite3.bak")  # fmt: skip
+OTHER = ("notes.txt", "last-backup.json.old", ".last-drill.json.x", "output", "part-x.sqlite3", "standby.json")
 
 
 def test_names(tmp_path):
