@@ -160,7 +160,7 @@ def test_interrupting_a_waiter_leaves_the_lock(store_dir):
 
 
 def test_interrupting_whoever_just_got_a_lock_frees_it(store_dir, monkeypatch):
-    """Also if the process goes on, as in a notebook: its next cell gets the lock."""
+    """A process that goes on after that, such as a notebook, gets the lock in its next cell."""
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt

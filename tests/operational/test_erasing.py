@@ -253,6 +253,26 @@ def test_scratch_files_and_older_copies_beside_go_too(make_store, tmp_path):
     assert not [*directory.glob(".*"), *directory.glob("*.replaced"), *disk.iterdir()]
 
 
+@pytest.mark.parametrize("what", ["text", "another store", "directory"])
+def test_a_link_that_leads_to_no_partition_of_the_store(make_store, tmp_path, what):
+    """Whoever can write to the directory can make a link to any file: it stays, and the erasure is not complete."""
+    directory = make_store(2, history, 1)
+    file, link = tmp_path / "letter", directory / "part-7.sqlite3.replaced"
+    link.symlink_to(file)
+    if what == "directory":
+        file.mkdir()
+    elif what == "text":
+        file.write_text("dear")
+    else:
+        shutil.copy(make_store(1) / "part-0.sqlite3", file)
+    with pytest.raises(StorageError, match=r"part-7.sqlite3.replaced leads to .*letter"):
+        erased(directory)
+    assert file.exists()
+    link.unlink()
+    assert erased(directory) is not None
+    assert traces(directory, SECRET) == []
+
+
 @pytest.mark.parametrize("name", ["part-1.sqlite3", "orders"])
 def test_what_a_killed_standby_left_on_another_disk_goes_too(make_store, tmp_path, name):
     """A whole copy is written beside the file that it replaces, where a link leads."""
