@@ -8,7 +8,7 @@
     python -m recovery fork db trial --epoch 2
     python -m recovery run examples/bugfix/flights.py -r trial --no-output --until 4
     python -m recovery diff db trial --limit 3 || test $? = 1
-    python -m recovery history db --step delays --key '["AA","N3ALAA"]' --input
+    python -m recovery history db --step delays --key '["AA","N3ALAA"]' --show-input
     python -m recovery run examples/bugfix/flights.py -r db -s 0 --resume-after 2
     python -m recovery diff db trial
 

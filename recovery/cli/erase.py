@@ -122,7 +122,7 @@ def erase_command(
         _report(seen, None, there, dry_run, as_json)
         return
     if not yes:
-        _ask(seen, there)
+        _ask(seen, there, has_named=bool(copies or versions))
     elsewhere = copies or versions or seen.drill or any(each.left for each in there)
     done = erase(store, keys, SystemClock(), states=states, required=not elsewhere)
     there = [*copies.erased(), *versions.erased(), *beside(store, wanted, copies.standbys)]
@@ -179,9 +179,9 @@ class _Seen:
         return "; ".join(filter(None, told))
 
 
-def _ask(seen: _Seen, copies: Sequence[ErasedCopy]) -> None:
-    """Show what would be erased, and ask."""
-    also = " and of the named copies" if copies else ""
+def _ask(seen: _Seen, copies: Sequence[ErasedCopy], *, has_named: bool) -> None:
+    """Show what would be erased, and ask. has_named: some of the copies are named, and erased from too."""
+    also = " and of the named copies" if has_named else ""
     held = [each for each in copies if each.held]
     for each in copies:
         if each.held or each.left or each.why:

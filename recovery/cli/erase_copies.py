@@ -15,9 +15,11 @@ from recovery.base.clock import SystemClock
 from recovery.cli.owners import looked_at
 from recovery.errors import RecoveryError
 from recovery.planning.resume import plan_resume
+from recovery.planning.strays import ASIDE
 from recovery.storage.copied import files_of
 from recovery.storage.erasing import SoughtKeys
 from recovery.storage.others import others_beside
+from recovery.storage.scan import SUFFIX
 from recovery.storage.store import OwnerAccess, Store
 from recovery.wire.calls import OwnerCalls
 
@@ -147,6 +149,8 @@ def beside(store: Store, wanted: SoughtKeys, standbys: Sequence[Path]) -> list[E
 
 
 def _why_kept(name: str) -> str:
+    if f"{SUFFIX}{ASIDE}" in name:
+        return UNUSED
     return LITESTREAM if name.endswith("-litestream") else BY_OTHERS
 
 

@@ -44,13 +44,19 @@ class FileLock:
 
     def __enter__(self) -> FileLock:
         until_s = time.monotonic() + self._wait_s
-        while not self._is_taken(until_s):
+        try:
+            while not self._is_taken(until_s):
+                self._close()
+            text = as_holder(self._purpose, name=self._name)
+            # This is for people. A full disk leaves it out; the lock is held anyway.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._taken[-1], 0)
+                os.pwrite(self._taken[-1], json.dumps(text).encode(), 0)
+        except BaseException as error:
             self._close()
-        text = as_holder(self._purpose, name=self._name)
-        # This is for people. A full disk leaves it out; the lock is held anyway.
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._taken[-1], 0)
-            os.pwrite(self._taken[-1], json.dumps(text).encode(), 0)
+            if isinstance(error, OSError):
+                raise StorageError.opening(error, self.path) from error
+            raise
         self._pid = os.getpid()
         return self
 
@@ -62,25 +68,20 @@ class FileLock:
             self._taken.clear()
 
     def _is_taken(self, until_s: float) -> bool:
-        """Take the lock and return True; False if its directory was swapped for another one meanwhile."""
+        """Take the lock and return True; False if its directory was swapped for another one meanwhile. Raises
+        OSError, StateLockedError or StorageError; then the caller closes what was opened."""
         directory = self.path.parent
+        modes = modes_beside(directory.parent / FIRST)
+        make_directories(directory, modes)
+        self._taken.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        self._wait(until_s, shared=True)
         try:
-            modes = modes_beside(directory.parent / FIRST)
-            make_directories(directory, modes)
-            self._taken.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-            self._wait(until_s, shared=True)
-            try:
-                is_there = os.path.samestat(directory.stat(), os.fstat(self._taken[0]))
-            except FileNotFoundError:
-                is_there = False
-            if is_there:
-                self._taken.append(open_own(self.path, modes.file))
-                self._wait(until_s)
-        except BaseException as error:
-            self._close()
-            if isinstance(error, OSError):
-                raise StorageError.opening(error, self.path) from error
-            raise
+            is_there = os.path.samestat(directory.stat(), os.fstat(self._taken[0]))
+        except FileNotFoundError:
+            is_there = False
+        if is_there:
+            self._taken.append(open_own(self.path, modes.file))
+            self._wait(until_s)
         return is_there
 
     def _close(self) -> None:

@@ -253,7 +253,8 @@ class Connection(Looks):
 
     def others_beside(self) -> list[str]:
         """See `OwnerCalls.others_beside`."""
-        return list(map(str, others_beside(self._owner.directory)))
+        # Names need not be UTF-8, which messages are.
+        return [one_line(str(path)) for path in others_beside(self._owner.directory)]
 
     def verify(self, names: list[str]) -> list[FullCheckResult]:
         """See `OwnerCalls.verify`."""

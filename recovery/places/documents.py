@@ -19,8 +19,9 @@ from recovery.places.secrets import Secrets
 
 T = TypeVar("T")
 
-_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
-"""How a store says that the bucket is missing, and not the object."""
+_NO_BUCKET = re.compile(r">\s*(NoSuchBucket|ContainerNotFound)\s*<|(bucket|container) does not exist", re.IGNORECASE)
+"""How a store says that the bucket is missing, and not the object. The path of an object, which an error names too, has
+neither brackets nor blanks."""
 
 
 class BucketDocuments:

@@ -31,7 +31,15 @@ from recovery.storage.sqlite.beginning import BEGINNING
 from recovery.storage.sqlite.describe import content_digest, describe, set_store
 from recovery.storage.sqlite.digests import MODULUS, load_digests, record_digest
 from recovery.storage.sqlite.file.connections import connect
-from recovery.storage.sqlite.file.log_files import beside, has_log, is_left_alone, reading_mode, refuse_odd_logs, stamp
+from recovery.storage.sqlite.file.log_files import (
+    beside,
+    draft_of,
+    has_log,
+    is_left_alone,
+    reading_mode,
+    refuse_odd_logs,
+    stamp,
+)
 from recovery.storage.sqlite.file.opening import has_beginning, has_states, open_partition
 from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
@@ -243,7 +251,7 @@ def put_in_place(copy: Path, path: Path) -> None:
             beside(path, suffix).unlink(missing_ok=True)
         real = Path(os.path.realpath(path))
         if real.parent.stat().st_dev != copy.stat().st_dev:
-            draft = real.with_name(f".{real.name}.draft")
+            draft = draft_of(real)
             draft.unlink(missing_ok=True)
             _copy_file(copy, draft)
             draft.chmod(copy.stat().st_mode)

@@ -566,6 +566,21 @@ def test_a_copy_that_somebody_puts_over_it(place, lazy, tmp_path):
     assert state_at(lazy, 4) == state_of(4)
 
 
+def test_a_partition_that_becomes_whole_while_it_is_opened(lazy, monkeypatch):
+    """By another process: what is opened is no copy that somebody has put there."""
+    [path, *_] = paths_of(lazy)
+    missing = Pages.missing
+
+    def late(pages: Pages, most_bytes: int) -> tuple[int, int] | None:
+        found = missing(pages, most_bytes)
+        monkeypatch.undo()
+        hydrate(lazy)
+        return found
+
+    monkeypatch.setattr(Pages, "missing", late)
+    Pages(lazy_path(path))
+
+
 @pytest.mark.parametrize("at", [0, 70, 8200, -1])
 def test_an_altered_lazy_file(lazy, at):
     """It is an error, or only pages are fetched again; never other content."""

@@ -18,12 +18,14 @@ from recovery.backup.note import note_last_drill
 from recovery.backup.repository import begin
 from recovery.backup.standby.follow import Follower
 from recovery.base.clock import SystemClock
+from recovery.base.printable import one_line
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.cli import main
 from recovery.errors import (
     BackupTargetError,
     ConfigurationError,
     DirectoryLockedError,
+    DuplicatePartitionError,
     ErasureIncompleteError,
     ForeignPartitionError,
     NoBackupError,
@@ -700,10 +702,11 @@ def test_what_nobody_rewrites_at_owners_is_named(make_store, tmp_path):
             run.close(20_000)
         unused = Path(shutil.copy(tmp_path / path.name, places.places[0]))
         (tmp_path / path.name).unlink()
-        beside = Path(shutil.copy(path, path.with_name(f"{path.name}.bak")))
+        # A name need not be UTF-8.
+        beside = Path(shutil.copy(path, path.with_name(f"{path.name}\udcff.bak")))
         assert len(traces(made.parent, SECRET)) > 1
         words = ["--key", PERSON, *_at(places)]
-        names = {str(unused), f"{beside} at {places.services[places.places.index(path.parent) - 1].at}"}
+        names = {str(unused), one_line(f"{beside} at {places.services[places.places.index(path.parent) - 1].at}")}
         looked = json.loads(erase(places.places[0], *words, "--dry-run", "--json").stdout)
         assert {each["location"] for each in looked["copies"]} == names
         done = erase(places.places[0], *words, "--yes", "--json")
@@ -752,6 +755,23 @@ def test_what_others_put_beside_is_named(store, tmp_path):
         each.unlink()
     assert erase(store, *words, "--yes").exit_code == StateNotFoundError.exit_code
     assert traces(store, SECRET) == traces(standby, SECRET) == []
+
+
+def test_a_copy_that_was_put_aside_is_named(store):
+    """As the error of a second copy says how. The question does not speak of copies that the command names."""
+    copy = Path(shutil.copy(store / "part-0.sqlite3", store / "part-0 copy.sqlite3"))
+    refused = erase(store, "--key", PERSON, "--yes")
+    assert refused.exit_code == DuplicatePartitionError.exit_code
+    aside = copy.with_name(f"{copy.name}.aside")
+    assert str(aside) in refused.stderr
+    copy.rename(aside)
+    asked = erase(store, "--key", PERSON, given="n\n")
+    assert f"{aside}: an older copy of the partition, which no run uses" in asked.stderr
+    assert "named copies" not in asked.output
+    assert erase(store, "--key", PERSON, "--yes").exit_code == ErasureIncompleteError.exit_code
+    aside.unlink()
+    assert erase(store, "--key", PERSON, "--yes").exit_code == StateNotFoundError.exit_code
+    assert traces(store, SECRET) == []
 
 
 def _at(places: SpreadDirectory) -> list[str]:

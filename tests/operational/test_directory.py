@@ -159,6 +159,21 @@ def test_interrupting_a_waiter_leaves_the_lock(store_dir):
         pass
 
 
+def test_interrupting_whoever_just_got_a_lock_frees_it(store_dir, monkeypatch):
+    """A process that goes on after that, such as a notebook, gets the lock in its next cell."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    state = StateManager(store_dir, retry=IMPATIENT)
+    with monkeypatch.context() as patch:
+        patch.setattr("recovery.operational.locks.as_holder", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            state.lock("orders").__enter__()
+    with state.lock("orders"):
+        pass
+
+
 def test_a_busy_file_is_waited_for_and_its_writer_named(store_dir):
     """Another process in a transaction: the wait is bounded, and the error names that process."""
     code = """

@@ -219,7 +219,7 @@ def test_killed_before_the_first_run_the_same_call_completes_it(make_store, poin
         assert run.execution.number == 1
 
 
-def test_scratch_files_and_older_copies_beside_go_too(make_store):
+def test_scratch_files_and_older_copies_beside_go_too(make_store, tmp_path):
     """What a killed run has left, and what a replacement has set aside; also what killed moves and restores left."""
     directory = make_store(2, history, 1)
 
@@ -239,7 +239,7 @@ def test_scratch_files_and_older_copies_beside_go_too(make_store):
     shutil.copy(paths_of(directory)[0], directory / ".part-0.sqlite3.draft")
     shutil.copy(paths_of(directory)[1], directory / "part-1.sqlite3.replaced-lazy-wal")
     # Set aside where partitions are on other disks; the last link leads to a partition in use.
-    disk = directory.parent / "disk"
+    disk = tmp_path / "disk"
     disk.mkdir()
     for name in ("part-8.sqlite3", "part-8.sqlite3-wal"):
         shutil.copy(paths_of(directory)[1], disk / name)
@@ -251,6 +251,41 @@ def test_scratch_files_and_older_copies_beside_go_too(make_store):
     assert traces(directory, SECRET) == []
     assert left(directory) == {epoch: rest(state) for epoch, state in before.items()}
     assert not [*directory.glob(".*"), *directory.glob("*.replaced"), *disk.iterdir()]
+
+
+@pytest.mark.parametrize("what", ["text", "another store", "directory"])
+def test_a_link_that_leads_to_no_partition_of_the_store(make_store, tmp_path, what):
+    """Whoever can write to the directory can make a link to any file: it stays, and the erasure is not complete."""
+    directory = make_store(2, history, 1)
+    file, link = tmp_path / "letter", directory / "part-7.sqlite3.replaced"
+    link.symlink_to(file)
+    if what == "directory":
+        file.mkdir()
+    elif what == "text":
+        file.write_text("dear")
+    else:
+        shutil.copy(make_store(1) / "part-0.sqlite3", file)
+    with pytest.raises(StorageError, match=r"part-7.sqlite3.replaced leads to .*letter"):
+        erased(directory)
+    assert file.exists()
+    link.unlink()
+    assert erased(directory) is not None
+    assert traces(directory, SECRET) == []
+
+
+@pytest.mark.parametrize("name", ["part-1.sqlite3", "orders"])
+def test_what_a_killed_standby_left_on_another_disk_goes_too(make_store, tmp_path, name):
+    """A whole copy is written beside the file that it replaces, where a link leads."""
+    directory = make_store(2, history, 1)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    shutil.move(directory / "part-1.sqlite3", disk / name)
+    (directory / "part-1.sqlite3").symlink_to(disk / name)
+    for each, end in ((directory / "part-0.sqlite3", ""), (disk / name, ".bak")):
+        shutil.copy(each, disk / f".{name}.draft{end}")
+    assert traces(disk, SECRET)
+    assert erased(directory) is not None
+    assert {path.name for path in disk.iterdir() if "draft" in path.name} == {f".{name}.draft.bak"}
 
 
 def test_a_reader_that_keeps_the_log_is_named(make_store, monkeypatch):

@@ -73,6 +73,26 @@ def test_a_write_to_an_object_that_was_removed_since_it_was_read():
         documents.put("x", b"", None)
 
 
+@pytest.mark.parametrize("said", [
+    "<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist.</Message></Error>",
+    "<Error>\n  <Code>ContainerNotFound</Code>\n  <Message>The specified container does not exist.\n</Message></Error>",
+])  # fmt: skip
+def test_a_bucket_that_is_missing(said):
+    """As Google and Azure say it; an object of that name may be missing like any other."""
+    obstore = pytest.importorskip("obstore")
+
+    def get(_, path):
+        reason = said if path == "p/x" else "<Error><Code>NoSuchKey</Code></Error>"
+        raise FileNotFoundError(f"Object at location {path} not found: 404 Not Found: {reason}")
+
+    documents = BucketDocuments(parse_address("s3://bucket/p?region=x", STATE), 5.0, StateBackendError, "s3://bucket/p")
+    documents._api = SimpleNamespace(get=get, exceptions=obstore.exceptions)
+    assert documents.get("NoSuchBucket") is None
+    assert documents.get("ContainerNotFound") is None
+    with pytest.raises(StateBackendError):
+        documents.get("x")
+
+
 def test_a_root_is_made_as_the_error_says(tmp_path):
     """With a blank in its name, too; the command line shows it by its exit code."""
     uri = f"file://{tmp_path}/a%20b/state"

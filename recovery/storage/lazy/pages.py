@@ -144,8 +144,9 @@ class Pages:
         self._refuse_another()
 
     def _refuse_another(self) -> None:
-        # A file of which pages are absent never begins like a database.
-        if self.missing(1) is not None and self._file.xRead(len(HEADER), 0) == HEADER:
+        # A file of which pages are absent never begins like a database. The marks are read last: another process may
+        # make the partition an ordinary file meanwhile.
+        if self._file.xRead(len(HEADER), 0) == HEADER and self.missing(1) is not None:
             raise CorruptPartitionError(
                 f"another file has taken its place, and {self.side.name} is of the one before",
                 path=self.path,

@@ -6,25 +6,28 @@ rows. Nothing has to be read but these rows and the epochs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import apsw
 
 from recovery.base.reserved import RESERVED_PREFIX, quarantined_step
-from recovery.errors import StorageError
+from recovery.errors import CorruptPartitionError, ForeignPartitionError, StorageError, UnsupportedVersionError
 from recovery.planning.values import ClosedEpoch
 from recovery.storage.initialize import clear_killed_attempt
 from recovery.storage.moving.arriving import clear
 from recovery.storage.seam import HeldRows, KeyToErase
-from recovery.storage.sqlite.describe import EPOCHS, STEPS, closed_epochs, insert_epoch
+from recovery.storage.sqlite.describe import EPOCHS, STEPS, closed_epochs, describe, insert_epoch
 from recovery.storage.sqlite.digests import MODULUS
 from recovery.storage.sqlite.epoch_log import is_logged
-from recovery.storage.sqlite.file.log_files import ENDS
+from recovery.storage.sqlite.file.log_files import ENDS, draft_of
+from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import rows, translated
 from recovery.storage.sqlite.file.tables import ROW_BYTES
 from recovery.storage.sqlite.measures import change_sizes
@@ -186,16 +189,38 @@ def scrub(connection: apsw.Connection, path: Path) -> None:
 
 def remove_older_copies(directory: Path) -> None:
     """Remove the copies of partitions in a directory that no command reads: those that were replaced, and what killed
-    moves, restores and standbys left; of a link, also the file that it leads to, unless that is a partition in use.
-    Nobody else may bring partitions here. Raises DirectoryLockedError or StorageError.
+    moves, restores and standbys left, also beside the file to which a link leads; of a replaced link, also the file
+    that it leads to, unless that is a partition in use. Nobody else may bring partitions here. Raises
+    DirectoryLockedError or StorageError.
     """
     with translated(directory):
-        used = {os.path.realpath(path) for path in directory.glob("part-*.sqlite3")}
+        partitions = sorted(directory.glob("part-*.sqlite3"))
+        used = {os.path.realpath(path) for path in partitions}
+        for each in used:
+            draft_of(Path(each)).unlink(missing_ok=True)
         for path in filter(lambda each: OLDER.fullmatch(each.name), list(directory.iterdir())):
             real = Path(os.path.realpath(path))
-            if path.is_symlink() and str(real) not in used:
+            if path.is_symlink() and str(real) not in used and real.exists():
+                _check_copy(path, real, partitions)
                 for end in ("", *ENDS):
                     real.with_name(f"{real.name}{end}").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
     clear(directory)
     clear_killed_attempt(directory)
+
+
+def _check_copy(link: Path, real: Path, partitions: Sequence[Path]) -> None:
+    """Raise StorageError unless a link leads to a partition of the store that has these: whoever can write to the
+    directory could have made a link to any file of this user."""
+    if real.is_file():
+        with contextlib.suppress(CorruptPartitionError, ForeignPartitionError, UnsupportedVersionError):
+            paths = (real, *partitions[:1])
+            if len({read_partition(path, partial(describe, path=path)).store_id for path in paths}) == 1:
+                return
+    raise StorageError(
+        f"{link.name} leads to {real}, which is no partition of this store",
+        path=link.parent,
+        cause="Somebody else has made the link, or put another file where it leads.",
+        remedy="If that file is an older copy of a partition, remove it. Remove the link, and run the same command "
+        "again: it completes what it has begun.",
+    )

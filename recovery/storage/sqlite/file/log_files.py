@@ -19,6 +19,12 @@ ENDS = ("-wal", "-shm", "-journal", SUFFIX, f"{SUFFIX}-wal", f"{SUFFIX}-journal"
 partition's name they would be taken for that file's own."""
 
 
+def draft_of(real: Path) -> Path:
+    """Return the name under which a whole copy is written beside a partition's file, which it then replaces. real: no
+    link."""
+    return real.with_name(f".{real.name}.draft")
+
+
 def has_log(path: Path) -> bool:
     """Return whether a log lies beside the file: a process uses it, or was killed using it."""
     return _has_log(_names(target(path))[0])
