@@ -28,7 +28,7 @@ def ended(tmp_path, *lines):
 
 @pytest.mark.parametrize("fails", ["types", "site", "none"])
 def test_what_runs_beside_the_steps_can_fail(tmp_path, fails):
-    """Its end is shown, and the script ends with its code; what still runs is ended."""
+    """The end of the output is shown, and the script ends with the code of the command; what still runs is ended."""
     given = [f"beside {name} bash -c 'echo {name}; exit {7 * (name == fails)}'" for name in ("types", "site")]
     begun = tmp_path / "begun"
     other = f"beside other bash -c 'echo $$ >{begun}; exec sleep 300'\nuntil [ -s {begun} ]; do sleep 0.01; done"

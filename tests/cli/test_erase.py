@@ -667,7 +667,7 @@ def test_owners_lose_the_key(make_store):
 
 
 def test_what_killed_processes_left_is_removed_at_owners_too(make_store, tmp_path, monkeypatch):
-    """Also at an owner that has no partition any more; and copies in scratch and temporary directories."""
+    """Copies beside partitions, also at an owner that has none any more, and in scratch and temporary directories."""
     places = SpreadDirectory(make_store(3), ((), (0, 2), (1,), ()))
     try:
         history(places, 2, executions=1)

@@ -110,7 +110,7 @@ RENAMED = [
 
 @pytest.mark.parametrize(("name", "renamed"), RENAMED, ids=lambda each: str(getattr(each, "was", each)))
 def test_an_earlier_name_is_understood(name, renamed):
-    """It gives the same option, and no help shows it."""
+    """An earlier name gives the same option, and no help shows it."""
     of_name = commands()[name]
     with click.Context(of_name) as context:
         found, *_ = of_name.make_parser(context).parse_args([renamed.was, *([] if renamed.is_flag else ["a=b"])])

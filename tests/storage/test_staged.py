@@ -250,7 +250,7 @@ class TestBeside:
         assert [(used / name).read_bytes() == (made / name).read_bytes() for name in FILES] == [True, True]
 
     def test_the_log_of_a_partition_that_somebody_has_moved(self, used, made):
-        """It is set aside, and the new file has none."""
+        """The log is set aside, and the new file has none."""
         (used / FILES[0]).unlink()
         staged = self.begun(used, made)
         staged.place()
