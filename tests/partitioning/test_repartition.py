@@ -454,7 +454,8 @@ class TestInPlace:
         monkeypatch.undo()
         repartition(source, None, 3)
         with state.lock("orders", "loading orders"):
-            assert [path.parent.parent for path in source.parent.rglob("*.lock") if path.stat().st_size] == [source]
+            locks = source.parent.glob(f"{source.name}*/locks/*.lock")
+            assert [path.parent.parent for path in locks if path.stat().st_size] == [source]
 
     def test_a_lock_that_is_wanted_during_the_swap(self, make_store, monkeypatch):
         """Whoever waits gets the lock of the new directory."""
