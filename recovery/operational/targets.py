@@ -23,6 +23,8 @@ from recovery.operational.runs import read_run
 from recovery.operational.steps.step_edits import edit_states
 from recovery.operational.values import from_json, to_json
 from recovery.storage.history import KeyState
+from recovery.storage.origin import DOCUMENT as ORIGIN
+from recovery.storage.origin import is_readable
 from recovery.storage.seam import Edited
 from recovery.storage.snapshot import Snapshot
 from recovery.storage.store import Store
@@ -190,8 +192,14 @@ class DocumentTarget:
         """Whether a document of this name says what the store is: it is none of the operational state."""
         return f"{self._prefix}{name}" in OF_STORE
 
+    def _is_damaged(self, name: str) -> bool:
+        """Whether a document of the store cannot be read: then it can be removed by its name."""
+        state_id = f"{self._prefix}{name}"
+        found = self._backend.read([state_id]).get(state_id)
+        return state_id == ORIGIN and found is not None and not is_readable(found.content)
+
     def _id(self, name: Name) -> str:
-        if self.is_of_store(str(name)):
+        if self.is_of_store(str(name)) and not self._is_damaged(str(name)):
             raise ConfigurationError(
                 f"{name!r:.120} cannot be a state id here",
                 cause="The store keeps there which runs went back in it, or which store it was made from.",

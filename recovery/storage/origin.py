@@ -157,6 +157,15 @@ def _read(path: Path) -> tuple[Origin, ...]:
     return origins_in(read_states(path, [DOCUMENT]).get(DOCUMENT), path)
 
 
+def is_readable(content: Any) -> bool:
+    """Return whether the content of the document is a record of origins, or none."""
+    try:
+        origins_in(None if content is None else StoredState(DOCUMENT, 1, json.dumps(content), 0), Path())
+    except CorruptPartitionError:
+        return False
+    return True
+
+
 def origins_in(stored: StoredState | None, path: Path) -> tuple[Origin, ...]:
     """Return the stores that a document lists. path: of part-0, for errors. Raises CorruptPartitionError."""
     if stored is None or stored.content is None:

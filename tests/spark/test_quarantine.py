@@ -126,7 +126,7 @@ def test_more_rows_than_may_wait_end_the_run(job):
         job.run(quarantine=1)
     assert job.waiting().rows == 0
     assert job.totals() == {"a": [1], "b": [2], "c": [3]}
-    with pytest.raises(QuarantineError, match="where 1 may wait"):
+    with pytest.raises(QuarantineError, match="where it may put 1;"):
         job.run({"limit": 1})
     with pytest.raises(QuarantineError, match="2 of 3 rows of micro-batch 1 would enter quarantine, where 50% may"):
         job.run(quarantine="50%")
